@@ -136,6 +136,17 @@ def test_blocks_are_used_again() -> None:
     assert budget.take(2_000_000).tensor.data_ptr() == address
 
 
+@pytest.mark.parametrize(("limit", "kept"), [(BLOCK_BYTES - 1, 0), (BLOCK_BYTES, 1), (2 * BLOCK_BYTES, 2)])
+def test_no_more_blocks_are_kept_than_the_limit_has_room_for(limit: int, kept: int) -> None:
+    budget = MemoryBudget(limit)
+    held = [budget.take(BLOCK_BYTES) for _ in range(max(kept, 1))]
+    for buffer in held:
+        buffer.release()
+    assert len(budget._free) == kept
+    budget.reserve(limit)  # everything: what was kept goes
+    assert budget._free == []
+
+
 @pytest.mark.parametrize(("limit", "workers"), [(None, 8), (12 << 20, 3), (4 << 20, 1), (1, 1)])
 @pytest.mark.parametrize("cores", [1, 2])
 def test_the_threads_of_a_load_follow_the_files_and_the_memory_not_the_cores(

@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 import signal
+import struct
 import sys
 import threading
 import warnings
@@ -29,6 +30,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from holdfast import checkpoint
 from holdfast.checkpoint import ParallelFileSystemReader, latest_verified, verify_checkpoint
+from holdfast.checkpoint.archive import TAIL_BYTES, ZIP_START
 from holdfast.checkpoint.files import LocalFiles
 from holdfast.checkpoint.items import memory_reader
 from holdfast.checkpoint.manifest import MANIFEST, digest_whole, read_manifest
@@ -322,6 +324,16 @@ def test_a_tensor_whose_ends_do_not_hold_its_checksums_is_digested_whole() -> No
         assert digest_whole(memory_reader(data), len(data), tensor=True) == whole
         longer = memoryview(bytes(data) + bytes(100))
         assert digest_whole(memory_reader(longer), len(longer), tensor=True)
+
+
+@pytest.mark.parametrize(("more", "whole"), [(0, False), (1, True)])
+def test_a_tensor_is_digested_whole_if_its_directory_does_not_fit_into_the_end(more: int, whole: bool) -> None:
+    """The end is what is digested behind the payload: the directory, and the two records of 98 bytes after it."""
+    length, directory = 1 << 20, TAIL_BYTES - 98 + more
+    data = bytearray(length)
+    data[:4] = ZIP_START
+    struct.pack_into("<QQ", data, length - 98 + 40, directory, length - 98 - directory)
+    assert digest_whole(memory_reader(memoryview(data)), length, tensor=True) == whole
 
 
 @pytest.mark.parametrize("parallel", [True, False])

@@ -142,7 +142,7 @@ def _ranges_overlap(parts: Sequence[Part]) -> bool:
 
 
 def _split(part: Part, piece_bytes: int) -> list[Part]:
-    if part.address is None or part.length <= piece_bytes:
+    if part.address is None:
         return [part]
     return [
         Part(part.offset + at, min(piece_bytes, part.length - at), part.address + at, ())

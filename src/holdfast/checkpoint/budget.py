@@ -100,8 +100,8 @@ class MemoryBudget:
 
     def _give_back(self, block: torch.Tensor, charged: int) -> None:
         with self._changed:
-            # Kept blocks stay within what was charged at the peak, so keeping them never exceeds the limit.
-            if charged == BLOCK_BYTES and (len(self._free) + 1) * BLOCK_BYTES + self._used - charged <= self.limit:
+            # Whoever reserved it dropped kept blocks until all fitted, so keeping it exceeds the limit only if it did.
+            if charged == BLOCK_BYTES <= self.limit:
                 self._free.append(block)
             self._used -= charged
             self._changed.notify_all()
