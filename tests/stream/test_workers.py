@@ -49,6 +49,13 @@ def test_workers_start_by_spawn_and_forkserver_too(context: str) -> None:
     assert sorted(indices(StreamingShardLoader(dataset, config))) == list(range(0, 40, 2))
 
 
+def test_starting_workers_leaves_the_random_numbers_of_the_training_as_they_are() -> None:
+    """Else a resumed run, whose workers start again after its generators were restored, would draw other ones."""
+    before = torch.get_rng_state()
+    next(iter(loader_with(1)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_random_augmentation_depends_on_the_sample_and_not_on_who_reads_it() -> None:
     def values(workers: int, batch: int) -> list[float]:
         dataset = StreamDataset(numbers(20), name="a", transform=noisy, seed=3)

@@ -18,6 +18,7 @@ from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
@@ -33,6 +34,8 @@ __all__ = ["ProcessReadAhead"]
 MAX_DEATHS = 3
 # How often a worker looks whether its parent is still there.
 WATCH_SECONDS = 1.0
+# Seeds are below this.
+MAX_SEED = 2**63
 # How long a worker whose connection broke may take to be gone.
 DYING_SECONDS = 2.0
 
@@ -115,6 +118,8 @@ class ProcessReadAhead(ReadAhead):
             prefetch_factor=1 if self._careful else self._prefetch,
             pin_memory=self._pin,
             multiprocessing_context=self._context,
+            # torch draws the workers' seed from the training's own generator, where none is given.
+            generator=torch.Generator().manual_seed((torch.initial_seed() + self._next) % MAX_SEED),
             worker_init_fn=partial(_end_with_parent, direct=method in ("fork", "spawn")),
         )
         if method != "fork":
