@@ -190,3 +190,19 @@ def test_a_damaged_archive_is_refused_or_gives_the_tensor(position: int, value: 
     if layout is not None:
         assert layout.recipe.shape == (40,)
         assert layout.payload_bytes == 160
+
+
+@pytest.mark.parametrize("record", ["/.data/serialization_id", "/data.pkl", "/byteorder", "/version"])
+def test_damage_to_any_record_of_an_archive_like_others_is_found(record: str) -> None:
+    """From the second of one length on, an archive is compared with the others instead of being parsed."""
+    known = KnownItems()
+    first, second, third = (archive(torch.full((5,), float(number))) for number in range(3))
+    for data in (first, second):
+        assert open_item(memory_reader(memoryview(data)), len(data), known, check=True) is not None
+    with zipfile.ZipFile(io.BytesIO(third)) as opened:
+        (name,) = (name for name in opened.namelist() if name.endswith(record))
+        content = opened.read(name)
+    assert open_item(memory_reader(memoryview(third)), len(third), known, check=True) is not None
+    third[third.index(content, third.index(name.encode()))] ^= 1
+    with pytest.raises(DamagedArchiveError):
+        open_item(memory_reader(memoryview(third)), len(third), known, check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,19 @@ def test_a_box_beyond_the_stored_tensor_is_an_error_that_names_the_tensor(tmp_pa
         with pytest.raises(CheckpointMismatchError) as caught:
             run_plan(ParallelFileSystemReader(folder), [read_box(name, (0, 0), lengths)], [torch.zeros(lengths)])
         assert caught.value.tensor == name
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("lengths", [(6,), (3, 1, 2)])
+def test_a_box_of_other_dimensions_than_the_stored_tensor_is_an_error_that_names_the_tensor(
+    tmp_path: Path, lengths: tuple[int, ...], parallel: bool
+) -> None:
+    folder = save({"weight": random_bits(3, 2)}, tmp_path / "c")
+    box = read_box("weight", (0,) * len(lengths), lengths)
+    box = replace(box, storage_index=read_box("weight", (0, 0), (3, 2)).storage_index)
+    with pytest.raises(CheckpointMismatchError) as caught:
+        run_plan(ParallelFileSystemReader(folder, parallel=parallel), [box], [torch.zeros(lengths)])
+    assert caught.value.tensor == "weight"
 
 
 def test_leaves_that_require_grad_are_filled_and_keep_requiring_it(tmp_path: Path) -> None:

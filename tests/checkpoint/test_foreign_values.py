@@ -64,10 +64,10 @@ def test_a_sparse_tensor_where_the_metadata_says_dense_is_damage() -> None:
 
 
 class Call:
-    """Pickled as a call of a function."""
+    """Pickled as a call of a function, and the state that its result is given."""
 
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.call = (function, arguments)
+    def __init__(self, function: Any, *arguments: Any, state: Any = None) -> None:
+        self.call = (function, arguments, state)
 
     def __reduce__(self) -> Any:
         return self.call
@@ -180,3 +180,16 @@ def test_an_index_that_names_what_is_not_there_is_refused(tmp_path: Path, weight
 def test_an_index_that_fits_is_accepted(tmp_path: Path) -> None:
     folder = hf_folder(tmp_path, {"a": "model-00001-of-00002.safetensors"})
     assert checkpoint.verify_checkpoint(folder).verdict == "incomplete"
+
+
+@pytest.mark.parametrize("count", [0, 2, (1 << 31) // 8, 1 << 40, 1 << 62, -1], ids=str)
+def test_a_numpy_type_of_arrays_beyond_numpys_limit_is_refused(count: int) -> None:
+    """Pickled as NumPy pickles it, with another shape."""
+    size = min(8 * count, 1 << 40)
+    state = (3, "|", (np.dtype("f8"), (count,)), None, None, size, 8, 0)
+    value = Call(np.dtype, f"V{max(0, min(size, 999_999_999))}", False, True, state=state)
+    if 0 <= count < 3:
+        assert decode_item(archive(value), check=True, tensor="w", file="f").value == np.dtype(("f8", (count,)))
+    else:
+        with pytest.raises(UnsafeCheckpointError, match="not rebuilt"):
+            decode_item(archive(value), check=True, tensor="w", file="f")

@@ -143,6 +143,9 @@ def test_no_more_blocks_are_kept_than_the_limit_has_room_for(limit: int, kept: i
     for buffer in held:
         buffer.release()
     assert len(budget._free) == kept
+    small = MemoryBudget(limit)
+    small.take(1000).release()
+    assert small._free == []
     budget.reserve(limit)  # everything: what was kept goes
     assert budget._free == []
 

@@ -19,6 +19,7 @@ from tests.checkpoint.support import load, save
 
 from holdfast import checkpoint
 from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
+from holdfast.checkpoint.sequential import read_whole
 from holdfast.errors import UnsafeCheckpointError
 
 
@@ -171,6 +172,28 @@ def test_a_save_warns_once_of_every_object_that_a_load_will_refuse(tmp_path: Pat
         assert part in str(warning.message)
     assert "fine" not in str(warning.message)
     assert report.refused == ("deep", "fields", "mine.a", "mine.b")
+
+
+def test_a_warning_names_a_few_keys_of_each_class(tmp_path: Path) -> None:
+    state = {f"key{number:02}": Outer.Inner() for number in range(25)}
+    with pytest.warns(UserWarning, match=r"key18, key19 and 5 more \("):
+        checkpoint.save(state, tmp_path / "c", step=1)
+
+
+def test_only_objects_are_read_again_to_name_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def noted(file: Any, chunk: Any, *rest: Any) -> bytearray:
+        read.append(chunk.fqn)
+        return read_whole(file, chunk, *rest)
+
+    monkeypatch.setattr("holdfast.checkpoint.refusals.read_whole", noted)
+    saved = {"one": Outer.Inner(), "two": Outer.Inner(), "x": torch.ones(2)}
+    folder = save(saved, tmp_path / "c")
+    with pytest.raises(UnsafeCheckpointError) as caught:
+        load({**saved, "x": torch.zeros(2)}, ParallelFileSystemReader(folder, parallel=False))
+    assert caught.value.tensor == "one, two"
+    assert read == ["two"]
 
 
 def test_a_save_says_nothing_of_what_a_load_takes(tmp_path: Path) -> None:

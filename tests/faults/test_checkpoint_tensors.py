@@ -259,6 +259,20 @@ def test_a_tensor_without_elements_of_its_own_is_damage(tmp_path: Path, parallel
     assert verify_checkpoint(folder).verdict == "damaged"
 
 
+@pytest.mark.parametrize(
+    ("offset", "size", "strides"), [(-1, (2,), (1,)), (1, (2,), (-1,)), (0, (-1,), (1,)), (0, (2,), (1, 1))]
+)
+def test_a_tensor_with_a_negative_place_size_or_stride_is_not_read(
+    tmp_path: Path, offset: int, size: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    folder = save({"weight": torch.ones(2)}, tmp_path / "c", single_file_per_rank=False)
+    call = Call(torch._utils._rebuild_tensor_v2, Storage(), offset, size, strides, False, OrderedDict())
+    put(folder, "weight", archive_of(call, VALUES))
+    with pytest.raises(UnsafeCheckpointError):
+        load({"weight": torch.zeros(2)}, ParallelFileSystemReader(folder))
+    assert verify_checkpoint(folder).verdict == "incomplete"
+
+
 @pytest.mark.parametrize("module", [b"array", b"zlib"])
 def test_a_storage_of_another_module_than_torch_is_refused(tmp_path: Path, module: bytes) -> None:
     folder = save({"weight": torch.ones(2)}, tmp_path / "c", single_file_per_rank=False)

@@ -32,8 +32,6 @@ Maker = Callable[[tuple[Any, ...], Any], Any]
 """Makes a value from the arguments and the state that the pickle holds for it."""
 
 MAX_DECIMAL_DIGITS = 10_000
-MAX_ITEM_BYTES = (1 << 31) - 1
-"""Largest element of a NumPy array: NumPy's own limit, until version 2."""
 _ALIGNED = 0x80  # NumPy's NPY_ALIGNED_STRUCT
 _NUMPY_CODE = re.compile(r"[biufc](1|2|4|8|16|32)|[SUVa]\d{0,9}|[mM]8|O8?")
 
@@ -251,8 +249,6 @@ def _numpy_subarray(element: Any, shape: Any) -> Any:
         raise ValueError("a NumPy type of arrays of objects")
     _only(tuple, shape)
     _only(int, *shape)
-    if any(size < 0 for size in shape) or math.prod(shape) * element.itemsize > MAX_ITEM_BYTES:
-        raise ValueError("the shape of a NumPy type")
     return np.dtype((element, shape))
 
 
@@ -266,7 +262,7 @@ def _numpy_record(names: Any, fields: Any, itemsize: Any, *, aligned: bool) -> A
         if part.hasobject:
             raise ValueError("a NumPy type with fields that are objects")
     size = max((offset + part.itemsize for part, offset, *_ in parts), default=0)
-    if type(itemsize) is not int or not size <= itemsize <= MAX_ITEM_BYTES:
+    if type(itemsize) is not int or itemsize < size:
         raise ValueError("the size of a NumPy type")
     about: dict[str, Any] = {
         "names": list(names),
