@@ -16,12 +16,13 @@ from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.types import Coverage
 
-__all__ = ["CRASH_HINT", "CrashScanner", "is_bare_numbers", "read_crash"]
+__all__ = ["CRASH_HINT", "CrashScanner", "is_bare_numbers", "letters_of", "read_crash"]
 
 MAX_QUOTED_LINES = 6
 MIN_OPENING = 12
 """Letters of a program's first line from which one like it is another start: shorter ones come up by chance."""
 MAX_QUOTED_CHARACTERS = 300
+_NO_LETTERS = re.compile(r"[\W\d_]+")
 _BARE_NUMBERS = re.compile(r"^[\[(]?\s*[-+]?\d[\d.,;\s eE+-]*[\])]?\s*$")
 _PREFIX = r"^\s*(?:\[[^\]]{0,40}\]:?\s*|\d{1,4}:\s+|[|>]\s*)*"
 _TRACEBACK = re.compile(_PREFIX + r"(?:│\s*)?Traceback \(most recent call last\)")
@@ -277,7 +278,7 @@ class _Launches:
 
     def begins(self, line: str) -> bool:
         """Return whether a line is the one the program prints first, whatever numbers are in it."""
-        words = "".join(character for character in line[:200] if character.isalpha())
+        words = letters_of(line)
         if not self._opening:
             self._opening = words if len(words) >= MIN_OPENING else ""
             self.all = int(bool(self._opening))
@@ -291,6 +292,11 @@ class _Launches:
             self.crashed += 1
             self.last = scanner.events()
             scanner.went_on()
+
+
+def letters_of(line: str) -> str:
+    """Return the letters of a line: what is the same each time a program prints it."""
+    return _NO_LETTERS.sub("", line[:200])
 
 
 def is_bare_numbers(line: str) -> bool:

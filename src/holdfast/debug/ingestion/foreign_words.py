@@ -39,6 +39,9 @@ _PUNCTUATION = str.maketrans(
 _ORDINAL = re.compile(r"第\s?(\d{1,9})\s?(轮|輪|个epoch|個epoch|回合|代|次迭代|步)")
 _COUNTERS: Mapping[str, str] = MappingProxyType({"步": "step", "次迭代": "iter", "回合": "episode"})
 _WORD = re.compile("|".join(sorted(map(re.escape, WORDS), key=len, reverse=True)), re.IGNORECASE)
+_LETTERS = {letter for word in WORDS for letter in word + word.upper() if not letter.isascii()}
+# Every word and every sign holds one of these: a line without them is left as it is, which is seen at once.
+_FOREIGN = re.compile(f"[第{''.join(map(chr, _PUNCTUATION))}{''.join(sorted(_LETTERS))}]")
 
 
 def known_words(text: str) -> int:
@@ -48,5 +51,7 @@ def known_words(text: str) -> int:
 
 def in_english(line: str) -> str:
     """Return the line with the words that name series and counters in English."""
+    if _FOREIGN.search(line) is None:
+        return line
     line = _ORDINAL.sub(lambda match: f"{_COUNTERS.get(match[2], 'epoch')} {match[1]} ", line.translate(_PUNCTUATION))
     return _WORD.sub(lambda match: WORDS[match[0].lower()], line)

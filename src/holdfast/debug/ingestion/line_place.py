@@ -15,22 +15,26 @@ from holdfast.debug.ingestion.numbers import NUMBER, to_scaled
 __all__ = ["Place", "find_place"]
 
 _SIGNS = r"[\s:=#\[(\x22\x27\x1f]*"
-_BEFORE = r"(?:\b(?:at|after|in|on|for|of)[ \x1f]+)?"
-_NOT_TOTAL = (
-    r"(?<!total )(?<!max )(?<!num )(?<!warmup )(?<!per )(?<!every )(?<!save )(?<!eval )(?<!logging )(?<!all )"
-    r"(?<!number of )(?<!total of )(?<!count of )(?<!out of )(?<!num of )"
+# A word before a counter that belongs to it …
+_BEFORE = re.compile(r"\b(?:at|after|in|on|for|of)[ \x1f]+$")
+MAX_BEFORE = 32
+"""Characters before a counter in which such a word is looked for."""
+# … and those that make a total of it.
+_OF_ALL = (
+    *("total ", "max ", "num ", "warmup ", "per ", "every ", "save ", "eval ", "logging ", "all "),
+    *("number of ", "total of ", "count of ", "out of ", "num of "),
 )
+# Both are looked for in lower case, and begin with a letter and not with a condition: the search then passes over all
+# other letters at once. What must come before the word is asked of what was found.
 _EPOCH = re.compile(
-    rf"{_BEFORE}{_NOT_TOTAL}\b(?:ep|epoch(?:s\b(?={_SIGNS}\d+(?:\.\d+)?[\s]*/)|\b|(?=\d))){_SIGNS}(\d+(?:\.\d+)?)(?![\d.]*\s?%)(?:\s*/\s*(\d+)|\s+of\s+(\d+))?\]?",
-    re.IGNORECASE,
+    rf"ep(?:och(?:s\b(?={_SIGNS}\d+(?:\.\d+)?[\s]*/)|\b|(?=\d)))?{_SIGNS}(\d+(?:\.\d+)?)(?![\d.]*\s?%)(?:\s*/\s*(\d+)|\s+of\s+(\d+))?\]?"
 )
 _STEP = re.compile(
-    rf"{_BEFORE}{_NOT_TOTAL}(?:\b(?:global[ _]?steps?|train(?:ing)?[ _]step|step|steps(?={_SIGNS}[\d,]+\s*/)|"
+    rf"(?:(?:global[ _]?steps?|train(?:ing)?[ _]step|step|steps(?={_SIGNS}[\d,]+\s*/)|"
     r"steps(?=\s?[:=]\s?\d+\s?[,|])|episodes(?=\s?[:=]\s?\d+\s?[,|])|iteration|"
     r"iterations(?=[\s:=]*\d+\s*/)|iters?|itr|it|update|updates|mini-?batch|"
-    r"batch(?:[ _]?(?:idx|id|index|num|no))?|idx|episode|timesteps?|total_timesteps)\b|Up\.)"
-    rf"{_SIGNS}(\d[\d,]{{0,64}}(?:(?:\.\d{{1,64}})?[kKM]\b)?)(?:\.0+(?!\d))?(?![\d.]{{0,64}}\s?%|\.\d)\s*(?:/\s*(\d[\d,]*)|\s+of\s+(\d+))?",
-    re.IGNORECASE,
+    r"batch(?:[ _]?(?:idx|id|index|num|no))?|idx|episode|timesteps?|total_timesteps)\b|up\.)"
+    rf"{_SIGNS}(\d[\d,]{{0,64}}(?:(?:\.\d{{1,64}})?[km]\b)?)(?:\.0+(?!\d))?(?![\d.]{{0,64}}\s?%|\.\d)\s*(?:/\s*(\d[\d,]*)|\s+of\s+(\d+))?"
 )
 _RANGE = re.compile(r"(\bbatch \[)\d{1,12}-(?=\d{1,12}\])", re.IGNORECASE)  # MXNet: "Batch [0-20]"
 _TRAIN = re.compile(r"^\s*Train(?:ing)?:?\s+(\d+)\s*(?=\[)")  # timm: "Train: 3 [  50/1251 (  4%)]  Loss: 2.5"
@@ -70,6 +74,25 @@ class Place:
     text: str
 
 
+def _lower(text: str) -> str:
+    """Return the text in lower case, each character in its place."""
+    lower = text.lower()
+    return lower if len(lower) == len(text) else "".join(c.lower() if c.isascii() else c for c in text)
+
+
+def _counter(pattern: re.Pattern[str], lower: str) -> tuple[int, re.Match[str] | None]:
+    """Return the first counter that is a word of its own and no total, and where it begins with what belongs to it."""
+    found = pattern.search(lower)
+    while found is not None:
+        begin = found.start()
+        inside = begin and (lower[begin - 1].isalnum() or lower[begin - 1] == "_")
+        if (not inside or found.group().startswith("up.")) and not lower.endswith(_OF_ALL, 0, begin):
+            before = _BEFORE.search(lower, max(0, begin - MAX_BEFORE), begin) if begin else None
+            return (begin if before is None else before.start()), found
+        found = pattern.search(lower, begin + 1)
+    return 0, None
+
+
 def find_place(text: str) -> Place:
     """Find the counters of a line that went through :func:`~holdfast.debug.ingestion.line_pairs.with_gaps`."""
     text = _RANGE.sub(r"\1", text)
@@ -80,17 +103,21 @@ def find_place(text: str) -> Place:
     if listed := _LISTED.match(text):
         return Place(float(listed.group(2)), float(listed.group(1)), None, GAP + text[listed.end() :])
     epoch: float | None = None
-    found = _EPOCH.search(text) or _TRAIN.match(text)
+    lower = _lower(text)
+    begin, found = _counter(_EPOCH, lower) if "ep" in lower else (0, None)
+    found = found or _TRAIN.match(text)
     after = text
     if found:
         epoch = float(found.group(1))
         after = text[found.end() :]
-        text = text[: found.start()] + GAP + after
-    counter = _STEP.search(text)
+        text = text[:begin] + GAP + after
+        lower = _lower(text)
+    begin, counter = _counter(_STEP, lower)
     if counter:
-        step = to_scaled(counter.group(1))
+        # As it is written: "1M" is a million, "1m" is not.
+        step = to_scaled(text[counter.start(1) : counter.end(1)])
         total = to_scaled(counter.group(2) or counter.group(3) or "")
-        return Place(step, epoch, total, text[: counter.start()] + GAP + text[counter.end() :])
+        return Place(step, epoch, total, text[:begin] + GAP + text[counter.end() :])
     inside = _KERAS.match(text) or _INSIDE.search(after) or (_LATER.search(after) if found else None)
     if inside:
         rest = text.replace(inside.group(), GAP, 1)

@@ -30,15 +30,16 @@ OTHER_ENCODINGS = ("gb18030", "big5", "shift_jis", "euc_kr", "cp1251", "cp1252")
 """What text that is no UTF-8 may be written in: where programs use the encoding of the system. A line break is the same
 byte in all of them."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]")
+_BLOCKS = re.compile("[\u2580-\u259f]+")  # What a progress bar is drawn with.
 
 
 def clean_line(line: str) -> str:
-    """Take terminal colours and NUL bytes off a line, and put the words that name series into English."""
+    """Take colours, drawings and NUL bytes off a line, and put the words that name series into English."""
     if "\x1b" in line:
         line = _ANSI.sub("", line)
     if "\0" in line:
         line = line.replace("\0", "")
-    return line if line.isascii() else in_english(line)
+    return line if line.isascii() else in_english(_BLOCKS.sub("#", line))
 
 
 class LineSplitter:

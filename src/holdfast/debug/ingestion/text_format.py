@@ -17,11 +17,12 @@ import numpy as np
 
 from holdfast.debug.ingestion.columns import Reading
 from holdfast.debug.ingestion.config_text import config_from_line
-from holdfast.debug.ingestion.crash_lines import CrashScanner, is_bare_numbers
+from holdfast.debug.ingestion.crash_lines import CrashScanner, is_bare_numbers, letters_of
 from holdfast.debug.ingestion.line_parts import parts_of_line
 from holdfast.debug.ingestion.line_reading import LineReading
 from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.log_format import LogFormat
+from holdfast.debug.ingestion.progress_bar import find_bar
 from holdfast.debug.ingestion.rows import RowCollector
 from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
 from holdfast.debug.ingestion.uniform_text import read_uniform
@@ -175,6 +176,8 @@ class _TextReading(LineReading):
                 self._went_on(line, before, step)
             elif len(rows) == before and self._crash.pending:
                 self._read_after_crash(before)
+        elif (bar := find_bar(line)) is not None and bar.is_bare:
+            return
         elif _OVERFLOW.search(line):
             new, old = _NEW_SCALE.search(line), _OLD_SCALE.search(line)
             self._overflows.append((self._reader.step, _to_float(new), _to_float(old)))
@@ -278,7 +281,7 @@ class _TextReading(LineReading):
         if self._crash.pending and is_bare_numbers(line):
             self._read_after_crash(len(self._reader.rows))
         self._crash.feed(self._number, line)
-        words = _words(line)
+        words = letters_of(line)
         if not self._opening and not len(self._reader.rows):
             self._opening = words
         elif words == self._opening and len(words) >= self._file.limits.restarts.opening_characters:
@@ -338,11 +341,6 @@ class _TextReading(LineReading):
                 owner = next((run for run in runs if run.rows is None or row < run.rows[1]), runs[-1])
                 owner.notes.append(f"an error was printed at line {events[0]['line']}, and training continued")
         runs[-1].events += self._crash.events(end=self._last_line)
-
-
-def _words(line: str) -> str:
-    """Return the letters of a line: what is the same each time a program prints it."""
-    return "".join(character for character in line[:200] if character.isalpha())
 
 
 def _launches(openings: Sequence[int], count: int, *, alike: float) -> list[int]:

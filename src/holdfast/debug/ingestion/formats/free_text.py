@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from holdfast.debug.ingestion.json_blocks import json_object
 from holdfast.debug.ingestion.line_pairs import GAP, TELLING, Pairs, find_pairs, with_gaps
@@ -19,6 +19,7 @@ from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.names import EVALUATION_WORDS, meaning_of, plain
 from holdfast.debug.ingestion.numbers import NUMBER, to_number
 from holdfast.debug.ingestion.printed_table import PrintedTable, SplitTable
+from holdfast.debug.ingestion.progress_bar import Bar, find_bar
 from holdfast.debug.ingestion.rows import RowCollector, number_of
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.ingestion.text_format import MAX_SAMPLE_ROWS, LineReader, TextFormat
@@ -37,6 +38,8 @@ MIN_SHAPE_ROWS = 6
 """Rows with a counter and the same unknown names from which they are series, where nothing else in the text is one."""
 MIN_SURE = 0.2
 """How sure it is of rows whose names it does not know."""
+MAX_BARS = 4096
+"""Progress bars whose meaning is remembered at a time."""
 MIN_POINTS = 2
 """A name seen once in a long log is prose, not a metric."""
 
@@ -85,6 +88,14 @@ _CLIENTS = ("wandb:", "mlflow:", "comet:", "COMET")  # They sum the run up when 
 _DIGIT_OR_WORD = re.compile(r"\d|\bnan\b|\binf", re.IGNORECASE)
 
 
+@dataclass(frozen=True, slots=True)
+class _BarMeaning:
+    """The epoch a progress bar is in, and what its numbers are called."""
+
+    epoch: float | None
+    names: tuple[str, ...]
+
+
 class _Reader(LineReader):
     def __init__(self, rows: RowCollector) -> None:
         super().__init__(rows)
@@ -96,8 +107,35 @@ class _Reader(LineReader):
         self._splits = SplitTable()
         self._section = ""
         self._untold: list[tuple[Place, dict[str, float | None]]] = []
+        self._bars: dict[tuple[str, ...], _BarMeaning | None] = {}
+        self._added: tuple[Place, dict[str, float | None]] | None = None
 
     def feed(self, line: str) -> bool:
+        bar = find_bar(line)
+        return self._feed(line) if bar is None else not bar.is_bare and self._feed_bar(line, bar)
+
+    def _feed_bar(self, line: str, bar: Bar) -> bool:
+        """Take a progress bar. What the first drawing of one means, the others of the same names mean as well."""
+        numbers = bar.numbers()
+        if numbers is None:
+            return self._feed(line)
+        key = (bar.before, *numbers)
+        if key not in self._bars:
+            self._added = None
+            taken = self._feed(line)
+            if len(self._bars) >= MAX_BARS:
+                self._bars.clear()
+            self._bars[key] = None if self._added is None else _meaning(bar, numbers, *self._added)
+            return taken
+        meaning = self._bars[key]
+        if meaning is None:
+            return self._feed(line)
+        place = Place(bar.done, meaning.epoch, bar.total, "")
+        self._section = ""
+        self._add(place, dict(zip(meaning.names, numbers.values(), strict=True)))
+        return True
+
+    def _feed(self, line: str) -> bool:
         if len(line) <= MAX_SECTION and (section := _SECTION.match(line)):
             self._section = "" if plain(section[1]).startswith("train") else "val "
             return False
@@ -228,7 +266,15 @@ class _Reader(LineReader):
                 self.rows.note_pass_length(place.total)
         elif place.epoch is not None and not self._finer:
             self.step = place.epoch
+        self._added = (place, fields)
         self.rows.add(self.step, fields, epoch=self._epoch)
+
+
+def _meaning(bar: Bar, numbers: dict[str, float], place: Place, fields: dict[str, float | None]) -> _BarMeaning | None:
+    """Return what a bar means, by the row that was read from it; None where the row is not what the bar shows."""
+    if (place.step, place.total) != (bar.done, bar.total) or list(fields.values()) != list(numbers.values()):
+        return None
+    return _BarMeaning(place.epoch, tuple(fields))
 
 
 def _of_split(prefix: str, name: str) -> str:

@@ -80,7 +80,7 @@ def _listed(lines: Iterable[str]) -> Iterator[tuple[str, Floats, int]]:
         if (found := _in_cells(line)) is not None:
             yield *found, len(line)
             continue
-        title = line.strip() if meaning_of(line.strip()).kind and _TITLE.match(line) else "" if line.strip() else title
+        title = line.strip() if _TITLE.match(line) and meaning_of(line.strip()).kind else "" if line.strip() else title
         head, bracket, rest = line.strip().partition("[")
         numbers = rest.removesuffix(",").rstrip()
         name = _name_in(head) if bracket and numbers.endswith("]") else None
