@@ -22,7 +22,7 @@ from holdfast.debug.detectors import steps as steps_package
 from holdfast.debug.detectors.steps.baseline import ShapeRule
 from holdfast.debug.detectors.steps.select import SelectRule
 from holdfast.debug.ingestion.limits import Limits
-from holdfast.debug.ingestion.reading_rules import EndingRule, RestartRule, TextRule
+from holdfast.debug.ingestion.reading_rules import EndingRule, ListRule, RestartRule, TableRule, TextRule
 from holdfast.debug.thresholds import SharedRule
 from holdfast.debug.tuning import Tuning
 from holdfast.debug.types import (
@@ -35,7 +35,7 @@ from holdfast.debug.types import (
     Signal,
     Verdict,
 )
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, UnreadableLogError
 
 EVERY = default_detectors()
 # Halves, thirds, quarters and fifths of a series, percent, and what arithmetic needs; everything else is a threshold.
@@ -215,7 +215,9 @@ def test_an_engine_of_ones_own_takes_no_thresholds_of_attribution() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [Limits(), RestartRule(), EndingRule(), TextRule()], ids=lambda rule: type(rule).__name__
+    "rule",
+    [Limits(), RestartRule(), EndingRule(), TextRule(), ListRule(), TableRule()],
+    ids=lambda rule: type(rule).__name__,
 )
 def test_every_threshold_of_reading_has_a_reason(rule: Any) -> None:
     assert {field.name for field in fields(rule)} == documented_fields(type(rule))
@@ -232,3 +234,17 @@ def test_the_rules_of_reading_are_reached_by_name(tmp_path: Path) -> None:
     assert Tuning().thresholds()["reading"]["restarts.opening_characters"] == 8
     with pytest.raises(ConfigError):
         MLSystemsDebugger(plugins=False, thresholds=thresholds, limits=Limits())
+
+
+def test_which_lists_and_columns_are_series_is_reached_by_name(tmp_path: Path) -> None:
+    lists, columns = tmp_path / "lists.txt", tmp_path / "loss.csv"
+    lists.write_text("train_loss: [2.3, 2.1, 1.9, 1.7, 1.5, 1.3]\n")
+    columns.write_text("step,rate_1,rate_2\n" + "".join(f"{n},{2.0 / n},{3.0 / n}\n" for n in range(1, 7)))
+    (read,) = MLSystemsDebugger(plugins=False).read(lists)
+    assert [signal.kind for signal in read.signals] == ["loss"]
+    strict = {"reading": {"lists.numbers": 7, "lists.unnamed_points": 7}}
+    with pytest.raises(UnreadableLogError):
+        MLSystemsDebugger(plugins=False, thresholds=strict).read(lists)
+    for thresholds, kinds in (({}, ["loss", "loss"]), (strict, [None, None])):
+        (read,) = MLSystemsDebugger(plugins=False, thresholds=thresholds).read(columns)
+        assert [signal.kind for signal in read.signals] == kinds

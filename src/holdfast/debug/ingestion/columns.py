@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.names import EPOCH_NAMES, EVALUATION_WORDS, STEP_NAMES, meaning_of, plain
 from holdfast.debug.ingestion.reading_rules import RestartRule
 from holdfast.debug.ingestion.restarts import Counters, divide_runs
@@ -68,13 +69,14 @@ def read_columns(
     *,
     source_name: str = "",
     divide: bool = True,
-    rule: RestartRule | None = None,
+    limits: Limits | None = None,
 ) -> Reading:
     """Read ``count`` rows of numeric ``columns`` and of ``labels`` (one word per row, None where a row has none).
 
     Several runs in the rows are separated, unless ``divide`` is false.
     """
-    reading, rule = Reading(), rule or RestartRule()
+    reading, limits = Reading(), limits or Limits()
+    rule = limits.restarts
     # Ranges beside each value in a W&B download, and the index that pandas writes under no name.
     columns = [c for c in columns if c.name and not c.name.endswith(("__MIN", "__MAX")) and not _INDEX.match(c.name)]
     columns = _from_long_form(columns, labels)
@@ -88,7 +90,7 @@ def read_columns(
     axis_columns = {id(column) for column in (step, epoch) if column is not None}
     rest = [column for column in columns if id(column) not in axis_columns]
     rest, groups = _groups(count, rest, labels, source_name)
-    rest = named_by_context(rest, source_name)
+    rest = named_by_context(rest, source_name, limits.lists)
     steps = dense(step if step is not None else epoch, count, None)
     epochs = dense(epoch, count, None) if step is not None and epoch is not None else None
     # An epoch is never counted again within a run: where it serves as the step, going back begins another.

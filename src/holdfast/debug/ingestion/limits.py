@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.debug.ingestion.reading_rules import EndingRule, RestartRule, TableRule, TextRule
+from holdfast.debug.ingestion.reading_rules import EndingRule, ListRule, RestartRule, TableRule, TextRule
 
 __all__ = ["Limits"]
 
@@ -35,5 +35,7 @@ class Limits:
     """When an error ended the job."""
     text: TextRule = field(default_factory=TextRule)
     """Which lines of free text are rows."""
+    lists: ListRule = field(default_factory=ListRule)
+    """Which lists of numbers are series."""
     table: TableRule = field(default_factory=TableRule)
     """Which lines are a table, and what its columns may be."""

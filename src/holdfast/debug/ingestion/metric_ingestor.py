@@ -97,7 +97,7 @@ class MetricIngestor(BaseIngestor):
                 hint="pass MetricIngestor(names=…) with one name per column",
             )
         parts = [Column(name, np.ascontiguousarray(columns[:, number])) for number, name in enumerate(names)]
-        reading = read_columns(len(columns), parts, {}, divide=False, rule=self._limits.restarts)
+        reading = read_columns(len(columns), parts, {}, divide=False, limits=self._limits)
         return reading.signals or Table(repair_steps(np.arange(len(columns), dtype=np.float64)), parts).signals()
 
     def _table(self, table: pa.Table) -> list[Signal]:
@@ -105,7 +105,7 @@ class MetricIngestor(BaseIngestor):
         for batch in table.combine_chunks().to_batches():
             builder.add_batch(batch)
         columns, labels = builder.finish()
-        signals = read_columns(builder.count, columns, labels, divide=False, rule=self._limits.restarts).signals
+        signals = read_columns(builder.count, columns, labels, divide=False, limits=self._limits).signals
         if not signals:
             raise _nothing(table)
         return signals

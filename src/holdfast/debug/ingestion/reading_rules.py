@@ -1,13 +1,14 @@
 """What reading decides: where a run ends and another begins, what ends a job, and which lines of a text are rows.
 
-Reachable as ``reading.restarts``, ``reading.ending`` and ``reading.text`` in a set of thresholds.
+Reachable in a set of thresholds as ``reading.restarts``, ``reading.ending``, ``reading.text``, ``reading.lists`` and
+``reading.table``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["EndingRule", "RestartRule", "RunningMeanRule", "StepRule", "TableRule", "TextRule"]
+__all__ = ["EndingRule", "ListRule", "RestartRule", "RunningMeanRule", "StepRule", "TableRule", "TextRule"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +109,37 @@ class TextRule:
     """The same where a number is lost: "WARNING: Loss is NaN, skipping batch" is worth reading."""
     read_share: float = 0.5
     """A format that reads less of the lines that look like training gives way to one that reads more."""
+    announcement_characters: int = 16
+    """Characters that may be beside a counter on a line that only announces a place."""
+    section_characters: int = 40
+    """Characters of a line that only says what the lines after it were measured on."""
+    comma_pairs: int = 3
+    """Names and numbers in turn between commas from which a line is made of such pairs: two may be an enumeration."""
+    shape_rows: int = 6
+    """Rows with a counter and the same unknown names from which they are series, where nothing else in the text is."""
+    points: int = 2
+    """Points of a named number that is no loss: one seen once in a long log is prose."""
     sure_share: float = 0.5
     """What of that share is enough where a number is lost ("nan" is half as long as "0.5217") or the counter has its
     total, as on a progress bar, which is long whatever it tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListRule:
+    """Which lists of numbers in a text are series, and which columns without a telling name."""
+
+    numbers: int = 3
+    """Numbers from which a list is a series: two may be a range or a shape."""
+    numbers_in_row: int = 8
+    """Numbers from which a row with a name before it is a series: fewer are a row of a table."""
+    character_share: float = 0.5
+    """The share of the text that must be in such lists; else they summarise what other lines say."""
+    before_name: int = 40
+    """Characters that may come before a name: a time, a bullet."""
+    unnamed_points: int = 6
+    """Points from which a column without a telling name is a series."""
+    unnamed_runs: int = 64
+    """Columns beyond which a table of them holds data, not runs side by side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ def read_structure(data: Any, limits: Limits, *, source_name: str = "", divide: 
     if kind == "numbers":
         numbers = [number_of(value) for value in data]
         column = Column(source_name or "loss", np.array(numbers, dtype=np.float64))
-        return read_columns(len(numbers), [column], {}, rule=limits.restarts)
+        return read_columns(len(numbers), [column], {}, limits=limits)
     if kind == "triples":
         values = np.array([[number_of(cell) for cell in row] for row in data], dtype=np.float64)
         table = Table(
@@ -137,7 +137,7 @@ def _records(data: Sequence[Any], limits: Limits, source_name: str, *, divide: b
         if isinstance(record, Mapping):
             builder.add_row(flatten_record(record))
     columns, labels = builder.finish()
-    reading = read_columns(builder.count, columns, labels, source_name=source_name, divide=divide, rule=limits.restarts)
+    reading = read_columns(builder.count, columns, labels, source_name=source_name, divide=divide, limits=limits)
     reading.notes = [*builder.notes, *reading.notes]
     return reading
 
@@ -160,7 +160,7 @@ def _columns(data: Mapping[str, Any], limits: Limits, source_name: str) -> Readi
         columns, labels = builder.finish()
         if spread and not any(is_ambient(name) for name in group):
             columns.append(Column("step", np.floor(np.linspace(count / length - 1, count - 1, length))))
-        part = read_columns(builder.count, columns, labels, source_name=source_name, divide=False, rule=limits.restarts)
+        part = read_columns(builder.count, columns, labels, source_name=source_name, divide=False, limits=limits)
         reading.has_step = reading.has_step or part.has_step
         reading.signals += part.signals
         reading.events += part.events

@@ -14,14 +14,11 @@ from dataclasses import replace
 import numpy as np
 
 from holdfast.debug.ingestion.names import EVALUATION_WORDS, meaning_of, plain
+from holdfast.debug.ingestion.reading_rules import ListRule
 from holdfast.debug.ingestion.table import Column
 
 __all__ = ["is_episode_table", "named_by_context"]
 
-MIN_POINTS = 6
-"""Points from which a column without a telling name is a series."""
-MAX_RUNS = 64
-"""Columns beyond which a table holds data, not runs side by side."""
 _SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
 _NUMBERS = re.compile(r"\d+(?:_\d+)*")
 _EPISODE = ("r", "l", "t")
@@ -33,36 +30,38 @@ def is_episode_table(names: Iterable[str]) -> bool:
     return set(_EPISODE) <= {plain(name) for name in names}
 
 
-def named_by_context(columns: list[Column], source_name: str) -> list[Column]:
+def named_by_context(columns: list[Column], source_name: str, rule: ListRule) -> list[Column]:
     """Return the columns, named by the file or by their course where no name among them means anything."""
     if any((column.meaning or meaning_of(column.name)).kind for column in columns):
         return columns
     if is_episode_table(column.name for column in columns):
         return [replace(c, meaning=meaning_of("reward")) if plain(c.name) == "r" else c for c in columns]
-    if (only := _only_value(columns)) is not None and (what := _stem(source_name)):
+    if (only := _only_value(columns, rule)) is not None and (what := _stem(source_name)):
         return [replace(c, meaning=meaning_of(what)) if c is only else c for c in columns]
-    splits = [column for column in columns if plain(column.name) in _SPLITS and _is_series(column)]
+    splits = [column for column in columns if plain(column.name) in _SPLITS and _is_series(column, rule)]
     if splits and all(_falls(column) for column in splits):
         chosen, what = splits, "loss"
     else:
-        chosen, what = _runs(columns), _stem(source_name)
+        chosen, what = _runs(columns, rule), _stem(source_name)
     if not chosen or meaning_of(what).kind is None:
         return columns
     own = {id(column) for column in chosen}
     return [replace(c, name=f"{c.name} {what}") if id(c) in own else c for c in columns]
 
 
-def _only_value(columns: Sequence[Column]) -> Column | None:
+def _only_value(columns: Sequence[Column], rule: ListRule) -> Column | None:
     """Return the column that is merely called a value, where there is one: an export of a single series."""
     found = [column for column in columns if plain(column.name) in ("value", "values")]
-    return found[0] if len(found) == 1 and _is_series(found[0]) else None
+    return found[0] if len(found) == 1 and _is_series(found[0], rule) else None
 
 
-def _runs(columns: Sequence[Column]) -> list[Column]:
+def _runs(columns: Sequence[Column], rule: ListRule) -> list[Column]:
     """Return the columns whose names differ in a number only, as those of a sweep over one setting do."""
-    series = [column for column in columns if _is_series(column) and meaning_of(f"{column.name} loss").kind == "loss"]
+    series = [
+        column for column in columns if _is_series(column, rule) and meaning_of(f"{column.name} loss").kind == "loss"
+    ]
     bare = {_NUMBERS.sub("", plain(column.name)) for column in series}
-    return series if len(bare) == 1 and 1 < len(series) <= MAX_RUNS else []
+    return series if len(bare) == 1 and 1 < len(series) <= rule.unnamed_runs else []
 
 
 def _stem(source_name: str) -> str:
@@ -71,8 +70,8 @@ def _stem(source_name: str) -> str:
     return next((word for word in reversed(words) if meaning_of(word).kind), "")
 
 
-def _is_series(column: Column) -> bool:
-    return int(np.isfinite(column.values).sum()) >= MIN_POINTS
+def _is_series(column: Column, rule: ListRule) -> bool:
+    return int(np.isfinite(column.values).sum()) >= rule.unnamed_points
 
 
 def _falls(column: Column) -> bool:

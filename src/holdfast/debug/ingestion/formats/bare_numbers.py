@@ -104,7 +104,7 @@ class BareNumbersFormat(LogFormat):
         ]
         counters = ("epoch", "batch") if paired else ("step",) if counted else ()
         steps = [Column(name, c.values, c.rows) for name, c in zip(counters, columns, strict=False)]
-        reading = read_columns(count, [*steps, *named], {}, rule=file.limits.restarts)
+        reading = read_columns(count, [*steps, *named], {}, limits=file.limits)
         if not reading.signals:
             raise file.unreadable("is a table of numbers without a series")
         note = "the numbers have no names; what they are was taken from the file's name"

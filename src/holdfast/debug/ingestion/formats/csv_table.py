@@ -152,7 +152,7 @@ class _CsvReading(LineReading):
     def close(self) -> RunLog:
         columns, labels = self._builder.finish()
         reading = read_columns(
-            self._builder.count, columns, labels, source_name=self._file.name, rule=self._file.limits.restarts
+            self._builder.count, columns, labels, source_name=self._file.name, limits=self._file.limits
         )
         if not reading.signals:
             raise self._file.unreadable("is a table without a column of numbers")

@@ -28,20 +28,10 @@ __all__ = ["FreeTextFormat"]
 
 MAX_LINE = 8192
 """Characters beyond which a line is data, not a line of a log."""
-MAX_ANNOUNCEMENT = 16
-"""Characters that may be beside a counter on a line that only announces a place."""
-MIN_COMMA_PAIRS = 3
-"""Names and numbers in turn between commas from which a line is made of such pairs: two may be an enumeration."""
-MAX_SECTION = 40
-"""Characters of a line that only says what the lines after it were measured on."""
-MIN_SHAPE_ROWS = 6
-"""Rows with a counter and the same unknown names from which they are series, where nothing else in the text is one."""
 MIN_SURE = 0.2
 """How sure it is of rows whose names it does not know."""
 MAX_BARS = 4096
 """Progress bars whose meaning is remembered at a time."""
-MIN_POINTS = 2
-"""A name seen once in a long log is prose, not a metric."""
 
 _PREFIX = re.compile(
     r"^\s*(?:[IWEF]\d{4} [\d:.]{8,20}\s+\d{1,10} [\w./\-]{1,80}:\d{1,6}\]"
@@ -136,7 +126,7 @@ class _Reader(LineReader):
         return True
 
     def _feed(self, line: str) -> bool:
-        if len(line) <= MAX_SECTION and (section := _SECTION.match(line)):
+        if len(line) <= self.rows.limits.text.section_characters and (section := _SECTION.match(line)):
             self._section = "" if plain(section[1]).startswith("train") else "val "
             return False
         row = self._table.feed(line) if len(line) <= MAX_LINE else None
@@ -153,7 +143,7 @@ class _Reader(LineReader):
             line = _WARNING.sub("", line)
         if "," in line:
             line = _COMMA_PAIR.sub(r"\1:\2", line)
-            if len(_COMMA_PAIRS.findall(line)) >= MIN_COMMA_PAIRS:
+            if len(_COMMA_PAIRS.findall(line)) >= self.rows.limits.text.comma_pairs:
                 line = _COMMA_PAIRS.sub(r" \1: \2", line)
         line = with_gaps(line)
         rank, line = _rank_of(line)
@@ -228,7 +218,7 @@ class _Reader(LineReader):
         if len(self.rows) or not shapes:
             return
         shape, count = shapes.most_common(1)[0]
-        if count >= MIN_SHAPE_ROWS:
+        if count >= self.rows.limits.text.shape_rows:
             for place, fields in self._untold:
                 if fields.keys() == shape:
                     self._add(place, fields)
@@ -238,7 +228,7 @@ class _Reader(LineReader):
         """Keep the place that a line of its own announces: "Epoch 3/10", "Step 40:"."""
         if place.epoch is not None or place.step is not None:
             self._section = ""
-        if len(place.text.strip("\x1f :-=*#.")) > MAX_ANNOUNCEMENT:
+        if len(place.text.strip("\x1f :-=*#.")) > self.rows.limits.text.announcement_characters:
             return
         if place.epoch is not None:
             self._epoch = place.epoch
@@ -333,11 +323,10 @@ class FreeTextFormat(TextFormat):
         """Drop words that came up once, and say how sure the reading is."""
         if len({signal.replica for signal in log.signals if signal.kind}) == 1:
             log = replace(log, signals=tuple(replace(signal, replica=None) for signal in log.signals))
+        least = file.limits.text.points
         most = max((len(signal.steps) for signal in log.signals), default=0)
         signals = tuple(
-            s
-            for s in log.signals
-            if len(s.steps) >= MIN_POINTS or most < 2 * MIN_POINTS or s.kind in ("loss", "eval_loss")
+            s for s in log.signals if len(s.steps) >= least or most < 2 * least or s.kind in ("loss", "eval_loss")
         )
         if not signals and not log.events and log.part is None:
             raise file.unreadable("holds no named numbers with a step")

@@ -109,9 +109,7 @@ class _JsonReading(LineReading):
         columns, labels = builder.finish()
         if "current_steps" in {column.name for column in columns}:
             self._name = "llamafactory"
-        reading = read_columns(
-            builder.count, columns, labels, source_name=self._file.name, rule=self._file.limits.restarts
-        )
+        reading = read_columns(builder.count, columns, labels, source_name=self._file.name, limits=self._file.limits)
         if not reading.signals:
             raise self._file.unreadable("holds JSON objects without numbers")
         notes = list(builder.notes)

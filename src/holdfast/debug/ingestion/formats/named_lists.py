@@ -18,19 +18,12 @@ from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.names import meaning_of
 from holdfast.debug.ingestion.numbers import joined_rows
+from holdfast.debug.ingestion.reading_rules import ListRule
 from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
 from holdfast.debug.ingestion.table import Column
 
 __all__ = ["NamedListsFormat"]
 
-MIN_NUMBERS = 3
-"""Numbers from which a list is a series: two may be a range or a shape."""
-MIN_IN_ROW = 8
-"""Numbers from which a row with a name before it is a series: fewer are a row of a table."""
-MIN_CHARACTER_SHARE = 0.5
-"""The share of the text that must be in such lists; else they summarise what other lines say."""
-MAX_BEFORE_NAME = 40
-"""Characters that may come before a name: a time, a bullet."""
 _NAME = re.compile(r"[A-Za-z_][\w /.\-]{0,40}$")
 _CELLS = re.compile(r"\s*[,;\t]\s*")
 _TITLE = re.compile(r"\s*[A-Za-z_][\w /.\-]{0,40}\s*$")
@@ -51,16 +44,16 @@ class NamedListsFormat(LogFormat):
         if not file.is_text:
             return 0.0
         lines = [line for line in joined_rows(file.sample_lines) if line.strip()]
-        lists = list(_listed(lines))
+        lists = list(_listed(lines, file.limits.lists))
         if not any(meaning_of(name).kind for name, _, _ in lists) and meaning_of(file.path.stem).kind is None:
             return 0.0
         share = sum(length for _, _, length in lists) / max(1, sum(map(len, lines)))
-        return 0.7 if share >= MIN_CHARACTER_SHARE else 0.0
+        return 0.7 if share >= file.limits.lists.character_share else 0.0
 
     def read(self, file: LogFile) -> RunLog:
         """Read every list."""
         readings = [
-            read_columns(max(map(len, run.values())), _columns(run), {}, rule=file.limits.restarts)
+            read_columns(max(map(len, run.values())), _columns(run), {}, limits=file.limits)
             for run in _runs(file)
         ]  # fmt: skip
         readings = [reading for reading in readings if reading.signals]
@@ -71,33 +64,33 @@ class NamedListsFormat(LogFormat):
         return log_of_readings(RunLog(str(file.path), self.name, confidence=0.7), whole)
 
 
-def _listed(lines: Iterable[str]) -> Iterator[tuple[str, Floats, int]]:
+def _listed(lines: Iterable[str], rule: ListRule) -> Iterator[tuple[str, Floats, int]]:
     """Yield each list with its name, and how long its line is."""
     title = ""
     for line in lines:
-        if title and (row := _numbers(line)):
+        if title and (row := _numbers(line, rule)):
             yield title, np.array(row), len(line)
-        if (found := _in_cells(line)) is not None:
+        if (found := _in_cells(line, rule)) is not None:
             yield *found, len(line)
             continue
         title = line.strip() if _TITLE.match(line) and meaning_of(line.strip()).kind else "" if line.strip() else title
         head, bracket, rest = line.strip().partition("[")
         numbers = rest.removesuffix(",").rstrip()
-        name = _name_in(head) if bracket and numbers.endswith("]") else None
+        name = _name_in(head, rule) if bracket and numbers.endswith("]") else None
         if name is None:
             continue
         try:
             values = np.array([float(cell) for cell in numbers[:-1].replace(",", " ").split()])
         except ValueError:
             continue
-        if len(values) >= MIN_NUMBERS:
+        if len(values) >= rule.numbers:
             yield name.split(" ")[-1] if meaning_of(name.split(" ")[-1]).kind else name, values, len(line)
 
 
-def _in_cells(line: str) -> tuple[str, Floats] | None:
+def _in_cells(line: str, rule: ListRule) -> tuple[str, Floats] | None:
     """Return a row that a known name begins: "loss,2.3,2.1,…" of a transposed table."""
     cells = [cell for cell in _CELLS.split(line.strip()) if cell]
-    if len(cells) <= MIN_IN_ROW or not _TITLE.match(cells[0]) or meaning_of(cells[0]).kind is None:
+    if len(cells) <= rule.numbers_in_row or not _TITLE.match(cells[0]) or meaning_of(cells[0]).kind is None:
         return None
     try:
         return cells[0], np.array([float(cell) for cell in cells[1:]])
@@ -105,30 +98,31 @@ def _in_cells(line: str) -> tuple[str, Floats] | None:
         return None
 
 
-def _numbers(line: str) -> list[float]:
+def _numbers(line: str, rule: ListRule) -> list[float]:
     """Return the numbers of a line that holds a few and nothing else."""
     cells = line.replace(",", " ").split()
     try:
-        return [float(cell) for cell in cells] if len(cells) >= MIN_NUMBERS else []
+        return [float(cell) for cell in cells] if len(cells) >= rule.numbers else []
     except ValueError:
         return []
 
 
-def _name_in(head: str) -> str | None:
+def _name_in(head: str, rule: ListRule) -> str | None:
     """Return the name that the text before a list ends with."""
     before = head.rstrip()
-    if not before.endswith((":", "=")) or len(before) > 2 * MAX_BEFORE_NAME + 10:
+    if not before.endswith((":", "=")) or len(before) > 2 * rule.before_name + 10:
         return None
     before = before[:-1].rstrip().removesuffix(" is").removesuffix(" are").rstrip()
     found = _NAME.search(before)
-    return None if found is None or found.start() > MAX_BEFORE_NAME or "]" in before else found[0].strip()
+    return None if found is None or found.start() > rule.before_name or "]" in before else found[0].strip()
 
 
 def _runs(file: LogFile) -> Iterator[dict[str, Floats]]:
     """Yield the lists of each run by their names."""
     run: dict[str, Floats] = {}
     stem = file.path.stem
-    for name, values, _ in _listed(joined_rows(file.lines(longest=file.limits.structured_line_characters))):
+    lines = joined_rows(file.lines(longest=file.limits.structured_line_characters))
+    for name, values, _ in _listed(lines, file.limits.lists):
         own = name
         if meaning_of(name).kind is None and meaning_of(stem).kind is not None:
             own = stem

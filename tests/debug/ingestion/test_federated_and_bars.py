@@ -1,0 +1,75 @@
+"""Federated rounds of Flower, and the progress bars of object detectors whose header is in another file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.debug.ingestion.detection import read_file
+from holdfast.debug.ingestion.run_log import RunLog
+
+GREEN, END = "\x1b[92mINFO \x1b[0m:      ", "\n"
+LOSSES = [2.3, 2.1, 1.9, 1.6, 1.4, 1.2, 1.1, 1.0]
+
+
+def _read(folder: Path, text: str, name: str = "server.log") -> list[RunLog]:
+    (folder / name).write_text(text, encoding="utf-8")
+    log = read_file(folder / name)
+    return [log, *log.later]
+
+
+def _series(log: RunLog) -> dict[str, list[tuple[float, float]]]:
+    return {s.name: list(zip(s.steps.tolist(), s.values.tolist(), strict=True)) for s in log.signals}
+
+
+def _rounds() -> str:
+    lines = ["[INIT]", "Starting evaluation of initial global parameters"]
+    for number, loss in enumerate(LOSSES, 1):
+        lines += [f"[ROUND {number}]", "configure_fit: strategy sampled 10 clients (out of 100)"]
+        lines += [f"fit progress: ({number}, {loss}, {{'accuracy': {1 - loss / 3:.3f}}}, {number * 35.7})"]
+    lines += ["[SUMMARY]", "Run finished 8 round(s) in 285.6s", "\tHistory (loss, distributed):"]
+    lines += [f"\t\tround {number}: {loss + 0.1:.1f}" for number, loss in enumerate(LOSSES, 1)]
+    lines += ["\tHistory (metrics, distributed, fit):"]
+    points = [f"({number}, {loss + 0.2:.1f})" for number, loss in enumerate(LOSSES, 1)]
+    lines += ["\t{'loss': [" + points[0] + ",", *(f"\t          {point}," for point in points[1:-1])]
+    lines += [f"\t          {points[-1]}]}}"]
+    return "".join(GREEN + line + END for line in lines)
+
+
+def test_every_run_of_a_flower_server_is_read_with_what_its_summary_adds(tmp_path: Path) -> None:
+    runs = _read(tmp_path, _rounds() * 2)
+    assert len(runs) == 2
+    for run in runs:
+        series = _series(run)
+        assert series["centralized loss"] == list(enumerate(LOSSES, 1))
+        assert series["distributed loss"] == [(n, pytest.approx(loss + 0.1)) for n, loss in enumerate(LOSSES, 1)]
+        assert series["train loss"] == [(n, pytest.approx(loss + 0.2)) for n, loss in enumerate(LOSSES, 1)]
+        assert {signal.name: signal.kind for signal in run.signals}["centralized accuracy"] == "metric"
+
+
+def test_the_lists_of_an_older_flower_server_are_read(tmp_path: Path) -> None:
+    points = ", ".join(f"({number}, {loss})" for number, loss in enumerate(LOSSES, 1))
+    head = "INFO flower 2022-03-01 12:00:01,123 | app.py:115 | app_fit: "
+    (run,) = _read(
+        tmp_path, f"{head}losses_distributed [{points}]\n{head}metrics_centralized {{'accuracy': [{points}]}}\n"
+    )
+    series = _series(run)
+    assert series["distributed loss"] == series["centralized accuracy"] == list(enumerate(LOSSES, 1))
+
+
+def test_the_bars_of_a_detector_give_its_losses_by_epoch_without_a_header(tmp_path: Path) -> None:
+    def bar(epoch: int, done: int) -> str:
+        share = f"{10 * done:3d}%|{'█' * done:<10}| {done}/10 [00:21<00:34,  3.05it/s]"
+        losses = f"{9 / epoch + done:.3f}      {4 / epoch:.3f}      1.5"
+        return f"\r      {epoch}/40      7.21G      {losses}     23    640: {share}"
+
+    epochs = ["".join(bar(epoch, done) for done in range(11)) + "\n" for epoch in range(1, 41)]
+    held_out = (
+        "\r                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95): 100%|██| 8/8\n"
+    )
+    (run,) = _read(tmp_path, held_out.join(epochs), "job.err")
+    series = _series(run)
+    assert [step for step, _ in series["train/box_loss"]] == list(range(1, 41))
+    assert series["train/loss_2"][3] == (4.0, 1.0)
+    assert {signal.kind for signal in run.signals} == {"loss"}
