@@ -40,6 +40,10 @@ ENDINGS = {
         "disk quota exceeded",
     ),
     "glued to a bar": ("67%|###   | 60/90 [00:30<00:12, 5.45it/s]" + TRACEBACK + "OSError: full disk\n", "full disk"),
+    "its own verdict": ("RESULTS\n\n❌ FAIL: Model cannot overfit\n   - Check architecture\n", "cannot overfit"),
+    "says that it failed": ("Training failed with exit status none\n", "Training failed"),
+    "says that it diverged": ("!! Loss diverged at step 59, stopping.\n", "diverged"),
+    "panic": ("thread 'main' panicked at src/main.rs:9:5:\ncalled `Option::unwrap()` on a `None` value\n", "panicked"),
     "segmentation fault": ("Segmentation fault (core dumped)\n", "the job was killed"),
 }  # fmt: skip
 
@@ -356,3 +360,59 @@ def test_a_program_that_fails_start_after_start_is_told_of(
     (finding,) = run.findings
     assert finding.detection.severity is verdict
     assert "3 of 6 starts" in finding.detection.evidence[0].claim
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "FAIL: could not upload the artifacts",
+        "0 tests FAILED, training is over",
+        "Training failed to improve for 5 epochs, reducing the rate",
+        "Loss diverged from the reference by 0.001",
+        "Early stopping: training has converged",
+    ],
+)
+def test_what_only_sounds_like_a_failed_training_is_none(tmp_path: Path, line: str) -> None:
+    assert diagnose(tmp_path, f"{TRAINING}{line}\n").verdict is Verdict.HEALTHY
+
+
+def _job(number: int, ending: str) -> str:
+    start = f"Day {number} of the month\n" + "".join(f"loading part {number} of the data: {n}\n" for n in range(70))
+    return start + ending
+
+
+CANCELLED = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2025-08-21T02:53:05 ***\n"
+
+
+def test_jobs_that_fail_one_after_the_other_are_told_of_though_the_last_was_cancelled(tmp_path: Path) -> None:
+    failed = [_job(number, TRACEBACK + f"ValueError: no part {number}\n") for number in range(4)]
+    run = diagnose(tmp_path, "".join(failed) + _job(9, CANCELLED))
+    (crash,) = (finding.detection for finding in run.findings)
+    assert run.verdict is Verdict.UNHEALTHY
+    assert crash.evidence[0].claim.startswith("4 of 5 starts in this file ended in an error")
+    assert "no part 3" in crash.evidence[0].claim
+
+
+def test_a_cancelled_job_after_one_that_failed_is_no_failure(tmp_path: Path) -> None:
+    run = diagnose(tmp_path, _job(1, TRACEBACK + "ValueError: no part\n") + _job(2, CANCELLED))
+    assert run.verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("line", "crashed"),
+    [
+        ('Error: Error("invalid type: null, expected f64", line: 33)', True),
+        ("fatal: not a git repository", True),
+        ("Errors: none", False),
+    ],
+)
+def test_a_program_without_training_whose_last_word_is_an_error_ended_in_it(
+    tmp_path: Path, line: str, crashed: bool
+) -> None:
+    path = tmp_path / "job.err"
+    path.write_text("".join(f"warning: unused variable `x{n}`\n" for n in range(70)) + line + "\n")
+    if crashed:
+        assert DEBUGGER.debug(path).verdict is Verdict.UNHEALTHY
+    else:
+        with pytest.raises(UnreadableLogError):
+            DEBUGGER.debug(path)

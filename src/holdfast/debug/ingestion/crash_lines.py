@@ -6,13 +6,15 @@ nothing follows is a crash.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.debug.ingestion.line_parts import apart_from_traceback
 from holdfast.debug.ingestion.log_file import LogFile, clean_line
+from holdfast.debug.ingestion.reading_rules import EndingRule
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.types import Coverage
 
@@ -22,6 +24,8 @@ MAX_QUOTED_LINES = 6
 MIN_OPENING = 12
 """Letters of a program's first line from which one like it is another start: shorter ones come up by chance."""
 MAX_QUOTED_CHARACTERS = 300
+MAX_RAISED = 1000
+"""Exceptions that are remembered."""
 _NO_LETTERS = re.compile(r"[\W\d_]+")
 _BARE_NUMBERS = re.compile(r"^[\[(]?\s*[-+]?\d[\d.,;\s eE+-]*[\])]?\s*$")
 _PREFIX = r"^\s*(?:\[[^\]]{0,40}\]:?\s*|\d{1,4}:\s+|[|>]\s*)*"
@@ -72,8 +76,15 @@ _ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (  # What a program prints that catches whatever its training raises, and ends.
             "logged_error",
             r"^\W{0,6}(?:ERROR|Error|FATAL|Exception)\b.{0,20}\b(?:during|while|in) (?:training|fit\w*)\b\s*:"
-            r"|^\W{0,6}(?:Training|TRAINING) (?:failed|FAILED|crashed|CRASHED|aborted|ABORTED)\b\s*:",
+            r"|^\W{0,6}(?:[Tt]raining|TRAINING) (?:has |HAS )?(?:failed|FAILED|crashed|CRASHED|aborted|ABORTED)\b"
+            r"\s*(?:[:!.]|$|with\b|after\b|due\b|because\b|at\b)"
+            r"|^\W{0,6}(?:[Tt]raining|[Mm]odel|[Ll]oss|TRAINING|MODEL|LOSS) (?:has |HAS )?(?:diverged|DIVERGED)"
+            r"\s*(?:[:!.,(]|$|at\b)"
+            # … or that judges its own run: "FAIL: Model cannot overfit".
+            r"|^\W{0,6}FAIL(?:ED|URE)?\s?[:!-].{0,80}"
+            r"\b(?:[Mm]odel|[Tt]rain\w*|[Oo]verfit\w*|[Cc]onverge\w*|[Ll]earn\w*)\b",
         ),
+        ("traceback", r"^thread '[^']{1,60}' panicked at "),
         (
             "device_error",
             r"CUDA error: (?!out of memory)|device-side assert triggered|CUBLAS_STATUS_\w+_FAILED|CUDNN_STATUS_\w+",
@@ -83,7 +94,7 @@ _ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 CRASH_HINT = re.compile(
     r"rror|Traceback|emory|xit|illed|File \"|abort|Abort|NCCL|nccl|imed out|ollective|dumped|CANCELLED|TIME LIMIT"
     r"|SIG|Arguments|xception|nterrupt|CUDA|CUBLAS|CUDNN|RESOURCE_EXHAUSTED|OOM|bad_alloc|fault"
-    r"|FATAL|ERROR|raining (?:failed|crashed|aborted)|RAINING [FCA]"
+    r"|FATAL|ERROR|FAIL|raining (?:has )?(?:failed|crashed|aborted)|RAINING [FCAH]|iverged|DIVERGED|panicked"
 )
 """Cheap to look for: a line without any of these words says nothing about a crash."""
 _LOGGING_ERROR = re.compile(r"--- Logging error ---\s*$")
@@ -95,6 +106,7 @@ _UNRAISABLE = re.compile(
 # A logger's line: "[2022-04-30 13:26:01][hydra.utils][ERROR] - …", "12:00:01 ERROR app: …", "ERROR:root:…".
 _LOGGED_ERROR = re.compile(
     r"^.{0,40}?\d\d:\d\d.{0,60}?[\s\[|:-](?:ERROR|CRITICAL|FATAL)[\s\]|:-]|^(?:ERROR|CRITICAL|FATAL):[\w.]{1,40}:"
+    r"|^(?:[Ee]rror|[Ff]atal|FATAL): (?![-+.\d])\S"  # As compiled programs end, and command-line tools.
 )
 # The first frame of an exception in a thread of a client that only watches the run.
 _OF_A_LOGGER = re.compile(r"""^\W{0,8}File ".{0,300}[/\\](?:wandb[/\\]sdk|comet_ml|neptune|clearml)[/\\]""")
@@ -125,6 +137,8 @@ class CrashScanner:
     _alone: tuple[int, str] | None = None
     marks: int = 0
     """How many lines had a part in a crash so far."""
+    raised: list[dict[str, Any]] = field(default_factory=list)
+    """The exceptions so far, whatever followed them."""
 
     def feed(self, number: int, line: str) -> None:
         """Look at one line that is not training."""
@@ -219,6 +233,8 @@ class CrashScanner:
             self._open["kind"] = kind
         if _STOPPED.search(message):
             self._open["kind"] = "interrupted"
+        elif len(self.raised) < MAX_RAISED:
+            self.raised.append(self._open)
         self._unended = self._open if self._open.get("folded") else None
         self._open = None
 
@@ -304,6 +320,19 @@ def is_bare_numbers(line: str) -> bool:
     return bool(_BARE_NUMBERS.match(line))
 
 
+def _failed_starts(raised: Sequence[dict[str, Any]], rule: EndingRule) -> tuple[Mapping[str, Any], ...]:
+    """Return the last error of a text whose last job was stopped after start upon start had ended in one.
+
+    Errors with few lines between them, of several processes or caught and raised again, are those of one start.
+    """
+    lines = [event["line"] for event in raised]
+    starts = 1 + sum(after - before > rule.lines_after for before, after in itertools.pairwise(lines))
+    if not raised or starts < rule.crashed_launches:
+        return ()
+    last = {**raised[-1], "lines": tuple(raised[-1]["lines"])}
+    return ({**last, "started_again": True, "launches": starts + 1, "crashed_launches": starts},)
+
+
 def read_crash(file: LogFile) -> RunLog | None:
     """Read a text that holds no training but says how the program died; None where it says nothing of the sort.
 
@@ -334,6 +363,8 @@ def read_crash(file: LogFile) -> RunLog | None:
     if not events and launches.crashed >= rule.crashed_launches:
         told = {"started_again": True, "launches": launches.all, "crashed_launches": launches.crashed}
         events = tuple({**event, **told} for event in launches.last)
+    if events and all(event["kind"] == "interrupted" for event in events):
+        events = _failed_starts(scanner.raised, rule) or events
     if not events:
         return None
     coverage = Coverage(number, 0, 0)
