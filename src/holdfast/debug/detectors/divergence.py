@@ -91,6 +91,13 @@ class DivergentTrainingDetector(BaseDetector):
     part_fall: float = 0.05
     """A rise of a total is a change of its weights where another loss falls by this share through it, and no loss and
     no metric beside it gets worse: a penalty that is annealed in lifts the sum."""
+    parts_rise: float = 0.1
+    """… but where no total is logged and all parts together rise by this share, what falls is the smaller one …"""
+    share_gain: float = 0.1
+    """… unless a share of right answers gained so much meanwhile: the losses then say little about the task."""
+    held_out_kept: float = 1.05
+    """A rise is no divergence either where the held-out loss, which had fallen by ``held_out_fall``, stays below this
+    many times its level before: what is lost is lost on held-out data too."""
     right_answers: float = 0.9
     """A rise is no divergence where every share of right answers beside the loss ends with this share of its gain: few
     samples of which the model is too sure lift a loss, and wrong answers come with what is lost …"""
@@ -328,7 +335,7 @@ class DivergentTrainingDetector(BaseDetector):
         return abs(numbers["after"] - numbers["before"]) >= self.part_share * beside
 
     def _improves(self, seen: Detection, signals: Sequence[Signal]) -> bool:
-        """Return whether a held-out loss kept falling through the rise."""
+        """Return whether a held-out loss kept falling through the rise, or kept what it had gained."""
         if not isinstance(seen.facts, DivergenceFacts) or seen.facts.shape is not DivergenceShape.RISE:
             return False
         for signal in evaluation_losses(signals):
@@ -339,25 +346,50 @@ class DivergentTrainingDetector(BaseDetector):
             at_best = later[-1] <= self.best_again * float(signal.values[finite].min())
             if at_best and later[-1] <= (1.0 - self.held_out_fall) * later[0]:
                 return True
+            if self._is_kept(signal.values[finite & (signal.steps < (seen.first_step or 0.0))], later):
+                return True
         return False
+
+    def _is_kept(self, before: NDArray[np.float64], after: NDArray[np.float64]) -> bool:
+        """Return whether a held-out loss that had learnt something stays where it was."""
+        if len(before) < self.held_out_points:
+            return False
+        near = float(np.median(before[-len(after) :]))
+        learnt = near <= (1.0 - self.held_out_fall) * float(before[0])
+        return learnt and float(np.median(after)) <= self.held_out_kept * near
 
     def _is_reweighted(self, seen: Detection, signals: Sequence[Signal]) -> bool:
         """Return whether all that is logged beside a total keeps getting better while the total rises."""
         if not isinstance(seen.facts, DivergenceFacts) or seen.facts.shape is not DivergenceShape.RISE:
             return False
+        if self._all_parts_rise(seen, signals):
+            return False
         losses = [signal for signal in main_losses(signals) if signal.name != seen.signal]
         falls = []
         for signal in [*losses, *evaluation_losses(signals), *of_kind(signals, "metric")]:
-            values, steps = signal.values[np.isfinite(signal.values)], signal.steps[np.isfinite(signal.values)]
-            at, width = int(np.searchsorted(steps, seen.first_step or 0.0)), max(1, len(values) // TENTH)
-            if not at or at == len(values):
+            levels = _levels(signal, seen.first_step or 0.0)
+            if levels is None:
                 continue
+            before, after = levels
             sign = -1.0 if signal.metadata.get("higher_is_better") else 1.0
-            before, after = (float(np.median(part)) for part in (values[max(0, at - width) : at], values[-width:]))
             if sign * (after - before) > 0:
                 return False
             falls += [after <= (1.0 - self.part_fall) * before] if signal in losses else []
         return any(falls)
+
+    def _all_parts_rise(self, seen: Detection, signals: Sequence[Signal]) -> bool:
+        """Return whether a loss without a total rises with all its parts together, and nothing is gained by it."""
+        step = seen.first_step or 0.0
+        if self.select.level_of_parts(signals, step) <= 0.0:
+            return False
+        shares = [m for m in of_kind(signals, "metric") if m.metadata.get("higher_is_better") and m.layer is None]
+        gains = [_levels(replace(m, values=self.select.as_share(m.values)), step) for m in shares]
+        if any(levels is not None and levels[1] - levels[0] >= self.share_gain for levels in gains):
+            return False
+        parts = {signal.name: signal for signal in main_losses(signals)}
+        levels = [own for part in parts.values() if (own := _levels(part, step)) is not None]
+        before, after = (sum(own[side] for own in levels) for side in (0, 1))
+        return after >= (1.0 + self.parts_rise) * before > 0.0
 
     def _answers_right(self, seen: Detection, signals: Sequence[Signal]) -> bool:
         """Return whether the shares of right answers that are logged beside a loss kept what they had gained."""
@@ -465,3 +497,12 @@ class DivergentTrainingDetector(BaseDetector):
             numbers={"swing": swing, "times": float(np.count_nonzero(large))},
             facts=DivergenceFacts(DivergenceShape.UNSTABLE, 1.0),
         )
+
+
+def _levels(signal: Signal, step: float) -> tuple[float, float] | None:
+    """Return the level of a series before a step, and that of its end; None where it has nothing after it."""
+    values, steps = signal.values[np.isfinite(signal.values)], signal.steps[np.isfinite(signal.values)]
+    at, width = max(1, int(np.searchsorted(steps, step))), max(1, len(values) // TENTH)
+    if at >= len(values):
+        return None
+    return float(np.median(values[max(0, at - width) : at])), float(np.median(values[-width:]))

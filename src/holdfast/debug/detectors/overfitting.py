@@ -89,12 +89,14 @@ class OverfittingDetector(BaseDetector):
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Compare each held-out loss with the training loss over the same steps."""
         training = self.select.training_losses(signals)
-        held_out = sum_of_parts(evaluation_losses(signals)) or _stand_ins(signals)
+        losses = sum_of_parts(evaluation_losses(signals))
+        held_out = losses or _stand_ins(signals)
         found = [seen for signal in held_out if (seen := self._turned(signal, training)) is not None]
         if not found:
             rule = replace(self, minimum_rise=self.minimum_rise_of_perplexity)
             found = [seen for signal in _perplexities(signals) if (seen := rule._turned(signal, training)) is not None]
-        found = found or [seen for signal in held_out if (seen := self._by_heart(signal, training)) is not None]
+        # What stands in for a loss may be measured in other units, as the root of a squared error is.
+        found = found or [seen for signal in losses if (seen := self._by_heart(signal, training)) is not None]
         most = self.held_out_points * max((len(signal.values) for signal in held_out), default=0)
         metrics = [
             signal
@@ -226,7 +228,9 @@ class OverfittingDetector(BaseDetector):
         clear = bool((after[-self.minimum_evaluations :] > best * (1 + self.minimum_rise / 2)).all())
         ruined = end > best * (1 + self.critical_rise)
         start = float(np.median(values[: max(1, len(values) // TENTH)]) if ruined else values[0])
-        least = max(self.minimum_rise * best, self.noises * noise, self.minimum_given_up * (start - best))
+        # The lowest of n evaluations lies below their level by luck: by this many noises where nothing but luck is.
+        luck = float(np.sqrt(2.0 * np.log(len(values))))
+        least = max(self.minimum_rise * best, (self.noises + luck) * noise, self.minimum_given_up * (start - best))
         return climbing and clear and end - best >= least
 
     def _training_fell(self, training: Sequence[Signal], turn: float, end: float) -> float | None:

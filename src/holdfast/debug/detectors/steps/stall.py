@@ -97,6 +97,13 @@ class StallRule:
     """… unless its second half lies within this share of it, and nothing else got better."""
     loudest: float = 0.15
     """A loss whose batches differ by more (diffusion, small batches) is flat to the eye in healthy runs too."""
+    loud_level: float = 12.0
+    """Above this a loss is a sum or an error without bound, more than a guess among the largest vocabularies costs: no
+    good model that is tuned a little begins there. It is called stuck, however loud, …"""
+    loud_points: int = 1000
+    """… over this many points …"""
+    loud_decline: float = 0.05
+    """… where it can have fallen by this share at most, for all the noise lets us see."""
     risen: float = 1.5
     """A loss that ends at this many times its start has moved."""
     pinned_spread: float = 2e-3
@@ -222,16 +229,23 @@ class StallRule:
         guess = self._guessed(shape)
         # In noise this large, would a run that learns have shown it? The error of comparing two fifths of the log:
         error = noise * MEDIAN_ERROR * float(np.sqrt(2.0 / max(1.0, shape.count / FIFTHS))) / head
-        if guess is None and not held_out_flat and noise > self.loudest * head:
+        loud = guess is None and not held_out_flat and noise > self.loudest * head
+        if loud and not self._flat_in_noise(shape, head):
             return None
         if guess is None and self._learnt_at_once(shape, head, noise):
             return None
-        stuck = self._is_stuck(shape, improvement, error, head, held_out_flat=held_out_flat)
+        stuck = loud or self._is_stuck(shape, improvement, error, head, held_out_flat=held_out_flat)
         if not (stuck or (guess is not None and improvement <= self.guess_improvement)):
             return None
         if shape.end > self.risen * head or not self.select.began(shape.steps):
             return None
         return Stall(signal, float(shape.steps[0]), shape.end, improvement, guess, shape)
+
+    def _flat_in_noise(self, shape: Shape, head: float) -> bool:
+        """Return whether a loss that only a model which knows nothing pays is flat, by so many points that it shows."""
+        decline, error = _decline(shape)
+        level = head > self.loud_level and shape.end > self.loud_level
+        return level and shape.count >= self.loud_points and decline + self.errors * error <= self.loud_decline * head
 
     def _learnt_at_once(self, shape: Shape, head: float, noise: float) -> bool:
         """Return whether a long run learnt within its first moments, which the level of its first tenth hides."""
