@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from holdfast.debug.ingestion.detection import read_file
 from holdfast.debug.ingestion.run_log import RunLog
 
@@ -43,8 +41,8 @@ def test_every_run_of_a_flower_server_is_read_with_what_its_summary_adds(tmp_pat
     for run in runs:
         series = _series(run)
         assert series["centralized loss"] == list(enumerate(LOSSES, 1))
-        assert series["distributed loss"] == [(n, pytest.approx(loss + 0.1)) for n, loss in enumerate(LOSSES, 1)]
-        assert series["train loss"] == [(n, pytest.approx(loss + 0.2)) for n, loss in enumerate(LOSSES, 1)]
+        assert series["distributed loss"] == [(n, round(loss + 0.1, 1)) for n, loss in enumerate(LOSSES, 1)]
+        assert series["train loss"] == [(n, round(loss + 0.2, 1)) for n, loss in enumerate(LOSSES, 1)]
         assert {signal.name: signal.kind for signal in run.signals}["centralized accuracy"] == "metric"
 
 
@@ -73,3 +71,19 @@ def test_the_bars_of_a_detector_give_its_losses_by_epoch_without_a_header(tmp_pa
     assert [step for step, _ in series["train/box_loss"]] == list(range(1, 41))
     assert series["train/loss_2"][3] == (4.0, 1.0)
     assert {signal.kind for signal in run.signals} == {"loss"}
+
+
+def test_a_number_may_follow_the_word_is_and_a_colon(tmp_path: Path) -> None:
+    lines = [f"[{n % 4}/4] loss of epoch {n // 4} is : {3 / (n + 1)}\n" for n in range(24)]
+    (run,) = _read(tmp_path, "".join(lines))
+    assert [(signal.name, signal.kind, len(signal.values)) for signal in run.signals] == [("loss", "loss", 24)]
+
+
+def test_a_sum_over_the_batches_of_an_epoch_is_read_at_its_end(tmp_path: Path) -> None:
+    sums = [[(batch + 1) * 2.0 / (epoch + 1) for batch in range(40)] for epoch in range(3)]
+    lines = [
+        f"[{n}/40] running loss of epoch {epoch} is {v}\n" for epoch, own in enumerate(sums) for n, v in enumerate(own)
+    ]
+    (run,) = _read(tmp_path, "".join(lines))
+    (loss,) = run.signals
+    assert loss.values.tolist() == [own[-1] for own in sums]

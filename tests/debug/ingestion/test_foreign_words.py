@@ -32,6 +32,7 @@ def by_kind(run: RunReport) -> dict[str | None, list[float]]:
         "에포크 {n} 손실: {loss} 정확도: 0.5",
         "Эпоха {n}: потери: {loss}, точность: 0.5",
         "Época {n} pérdida: {loss} precisión: 0.5",
+        "2025-05-12 12:45:02,321 INFO Ép{n} | train loss {loss} | Acc 0.8992 | Durée 268.1s",
     ],
 )
 def test_words_of_other_languages_name_series(tmp_path: Path, line: str) -> None:

@@ -95,9 +95,11 @@ class DivergentTrainingDetector(BaseDetector):
     """… but where no total is logged and all parts together rise by this share, what falls is the smaller one …"""
     share_gain: float = 0.1
     """… unless a share of right answers gained so much meanwhile: the losses then say little about the task."""
-    held_out_kept: float = 1.05
+    held_out_kept: float = 1.15
     """A rise is no divergence either where the held-out loss, which had fallen by ``held_out_fall``, stays below this
-    many times its level before: what is lost is lost on held-out data too."""
+    many times its level before …"""
+    held_out_given_up: float = 0.15
+    """… and gives up this share of its fall at most: what is lost is lost on held-out data too."""
     right_answers: float = 0.9
     """A rise is no divergence where every share of right answers beside the loss ends with this share of its gain: few
     samples of which the model is too sure lift a loss, and wrong answers come with what is lost …"""
@@ -354,9 +356,9 @@ class DivergentTrainingDetector(BaseDetector):
         """Return whether a held-out loss that had learnt something stays where it was."""
         if len(before) < self.held_out_points:
             return False
-        near = float(np.median(before[-len(after) :]))
-        learnt = near <= (1.0 - self.held_out_fall) * float(before[0])
-        return learnt and float(np.median(after)) <= self.held_out_kept * near
+        first, near, end = float(before[0]), float(np.median(before[-len(after) :])), float(np.median(after))
+        learnt = near <= (1.0 - self.held_out_fall) * first
+        return learnt and end <= self.held_out_kept * near and end - near <= self.held_out_given_up * (first - near)
 
     def _is_reweighted(self, seen: Detection, signals: Sequence[Signal]) -> bool:
         """Return whether all that is logged beside a total keeps getting better while the total rises."""

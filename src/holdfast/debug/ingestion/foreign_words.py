@@ -28,7 +28,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         # Spanish, Portuguese, French, Vietnamese
         "época": "epoch", "pérdida": "loss", "precisión": "acc", "acurácia": "acc", "précision": "acc",
         "iteración": "iter", "iteração": "iter", "validación": "val", "validação": "val", "étape": "step",
-        "độ chính xác": "acc",
+        "époque": "epoch", "độ chính xác": "acc",
     }
 )  # fmt: skip
 """A word as it is printed, in lower case, and the English one."""
@@ -37,6 +37,7 @@ _PUNCTUATION = str.maketrans(
     {"：": ":", "，": ",", "（": "(", "）": ")", "＝": "=", "％": "%", "\u3000": " ", "、": ","}
 )
 _ORDINAL = re.compile(r"第\s?(\d{1,9})\s?(轮|輪|个epoch|個epoch|回合|代|次迭代|步)")
+_SHORT_EPOCH = re.compile(r"\b[éÉ]p\.?[ ]?(?=\d)")  # French: "Ép10 | train 0.37"
 _COUNTERS: Mapping[str, str] = MappingProxyType({"步": "step", "次迭代": "iter", "回合": "episode"})
 _WORD = re.compile("|".join(sorted(map(re.escape, WORDS), key=len, reverse=True)), re.IGNORECASE)
 _LETTERS = {letter for word in WORDS for letter in word + word.upper() if not letter.isascii()}
@@ -54,4 +55,4 @@ def in_english(line: str) -> str:
     if _FOREIGN.search(line) is None:
         return line
     line = _ORDINAL.sub(lambda match: f"{_COUNTERS.get(match[2], 'epoch')} {match[1]} ", line.translate(_PUNCTUATION))
-    return _WORD.sub(lambda match: WORDS[match[0].lower()], line)
+    return _WORD.sub(lambda match: WORDS[match[0].lower()], _SHORT_EPOCH.sub("epoch ", line))

@@ -41,6 +41,7 @@ _TRAIN = re.compile(r"^\s*Train(?:ing)?:?\s+(\d+)\s*(?=\[)")  # timm: "Train: 3 
 _PAIRED = re.compile(r"\[\s*(\d+)\s*/\s*\d+\s*\]\s*\[\s*(\d+)\s*/\s*(\d+)\s*\]")  # "[epoch/epochs][batch/batches]"
 _INSIDE = re.compile(r"(?:[\[(|\x1f]|\[[Tt]rain(?:ing)?:? )\s*(\d+)\s*/\s*(\d+)\s*[\]()\[ ]")
 _LATER = re.compile(r"(?<![\d./])(\d+)\s*/\s*(\d+)(?![\d./])")
+_AHEAD = re.compile(r"^\s*\[\s*(\d+)\s*/\s*(\d+)\s*\]")  # "[3/251] loss of epoch 2 is 0.5"
 # "[1,  2000] loss: 2.2" of PyTorch's tutorial: epoch and batch; "[10 | 12.34] loss=2.3" of GPT-2: step and seconds.
 _LISTED = re.compile(r"^\s*\[\s*(\d+)\s*,[\s\x1f]*(\d+)\s*\]")
 # What else counts where nothing better does: "Game 10 Score 3", "Generation 7: fitness 0.5" …
@@ -118,7 +119,9 @@ def find_place(text: str) -> Place:
         step = to_scaled(text[counter.start(1) : counter.end(1)])
         total = to_scaled(counter.group(2) or counter.group(3) or "")
         return Place(step, epoch, total, text[:begin] + GAP + text[counter.end() :])
-    inside = _KERAS.match(text) or _INSIDE.search(after) or (_LATER.search(after) if found else None)
+    inside = _KERAS.match(text) or _INSIDE.search(after)
+    if found and not inside:
+        inside = _LATER.search(after) or _AHEAD.match(text)
     if inside:
         rest = text.replace(inside.group(), GAP, 1)
         return Place(float(inside.group(1)), epoch, float(inside.group(2)), rest)

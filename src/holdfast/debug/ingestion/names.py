@@ -198,7 +198,7 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "metric+",
         ),
         (
-            r"(^|_)(error|err|error_rate|wer|cer|ter|mae|mse|rmse|nrmse|mape|smape|fid|kid|fvd|lpips|ece|eer|epe|fpr|fnr|l1|l2|rmsd|exploitability|nash_?conv|regret|miss_rate)(_|\d|$)|(^|_)(min_?|brier_)?[af]de_?\d*(_|$)",
+            r"(^|_)(error|err|error_rate|wer|cer|ter|mae|mse|rmse|nrmse|mape|smape|fid|kid|fvd|lpips|ece|eer|epe|fpr|fnr|l1|l2|rmsd|exploitability|nash_?conv|regret|miss_rate)(_|\d|$)|(^|_)(min_?|brier_)?[af][do]e_?\d*(_|$)",
             "metric-",
         ),
     )

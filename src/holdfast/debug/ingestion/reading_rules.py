@@ -33,6 +33,8 @@ class RunningMeanRule:
 
     minimum_epochs: int = 8
     """Epochs from which their ends are a series of their own."""
+    minimum_sum_epochs: int = 2
+    """The same for what is added up: it begins near nothing again with each, which no loss does by chance."""
     points_per_epoch: int = 8
     """Points per epoch from which it shows how they settle."""
     settling: float = 3.0

@@ -30,21 +30,18 @@ def at_epoch_ends(
         boundaries: the first step of each epoch but the first.
         rule: when a series is averaged or added up.
     """
-    if (
-        boundaries is None
-        or len(boundaries) < rule.minimum_epochs
-        or len(values) < rule.minimum_epochs * rule.points_per_epoch
-    ):
+    if boundaries is None or not len(boundaries) or len(values) < rule.minimum_sum_epochs * rule.points_per_epoch:
         return None
     begins = np.unique(np.searchsorted(steps, np.concatenate(([steps[0]], boundaries))))
     begins = begins[begins < len(values)]
     ends = np.append(begins[1:], len(values))
     usual = float(np.median(ends - begins))
     whole = np.flatnonzero((ends - begins) >= rule.points_per_epoch)
-    if usual < rule.points_per_epoch or len(whole) < rule.minimum_epochs:
+    if usual < rule.points_per_epoch or len(whole) < rule.minimum_sum_epochs:
         return None
     epochs = [values[begins[n] : ends[n]] for n in whole]
-    if not (_sums(epochs, rule) or _means(epochs, rule)):
+    many = len(boundaries) >= rule.minimum_epochs <= len(whole)
+    if not (_sums(epochs, rule) or (many and _means(epochs, rule))):
         return None
     complete = 2 * (ends - begins) >= usual  # The last epoch may have just begun.
     lost = np.flatnonzero(~np.isfinite(values))
