@@ -97,6 +97,13 @@ def test_a_step_of_the_training_loss_is_no_divergence_where_the_held_out_loss_st
     assert len(found_by(DivergentTrainingDetector(), *_stepped(held_out))) == alarms
 
 
+def test_a_held_out_loss_that_stays_excuses_nothing_where_the_answers_are_lost() -> None:
+    dice = np.concatenate((np.linspace(0.4, 0.75, 16), np.zeros(8)))
+    where = {"higher_is_better": True, "split": "eval"}
+    lost = signal("val_dice", dice, kind="metric", steps=np.linspace(40, 1199, 24), metadata=where)
+    assert len(found_by(DivergentTrainingDetector(), *_stepped((0.003, 0.0002, 0.0002)), lost)) == 1
+
+
 def test_a_loss_that_no_trained_model_pays_is_stuck_however_loud() -> None:
     values = 118.0 * (1 + 0.3 * rng().standard_normal(3000))
     (found,) = found_by(LossPlateauDetector(), signal("Train_Loss", np.abs(values), kind="loss"))
@@ -129,6 +136,14 @@ def test_the_luckiest_of_many_noisy_evaluations_is_no_turn(seed: int) -> None:
     values = falling_loss(191, start=7.0, end=5.2, noise=0.6, seed=seed + 50)
     values[120], values[-3:] = 3.9, (5.5, 5.7, 5.6)
     assert not found_by(OverfittingDetector(), train, signal("valid_loss", values, kind="eval_loss"))
+
+
+def test_a_held_out_loss_that_is_ruined_is_found_in_any_noise() -> None:
+    train = signal("train_loss", falling_loss(40, start=1.0, end=0.05, noise=0.005), kind="loss")
+    swinging = np.concatenate((np.geomspace(2.0, 1.05, 8), np.linspace(1.1, 2.7, 32))) * np.tile(
+        (1.0, 1.3, 0.9, 1.15), 10
+    )
+    assert len(found_by(OverfittingDetector(), train, signal("val_loss", swinging, kind="eval_loss"))) == 1
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])

@@ -348,7 +348,8 @@ class DivergentTrainingDetector(BaseDetector):
             at_best = later[-1] <= self.best_again * float(signal.values[finite].min())
             if at_best and later[-1] <= (1.0 - self.held_out_fall) * later[0]:
                 return True
-            if self._is_kept(signal.values[finite & (signal.steps < (seen.first_step or 0.0))], later):
+            before = signal.values[finite & (signal.steps < (seen.first_step or 0.0))]
+            if self._is_kept(before, later) and not self._any_metric_falls(seen, signals):
                 return True
         return False
 
@@ -359,6 +360,17 @@ class DivergentTrainingDetector(BaseDetector):
         first, near, end = float(before[0]), float(np.median(before[-len(after) :])), float(np.median(after))
         learnt = near <= (1.0 - self.held_out_fall) * first
         return learnt and end <= self.held_out_kept * near and end - near <= self.held_out_given_up * (first - near)
+
+    def _any_metric_falls(self, seen: Detection, signals: Sequence[Signal]) -> bool:
+        """Return whether a metric that is logged beside a loss got worse with it."""
+        for metric in of_kind(signals, "metric"):
+            direction, levels = metric.metadata.get("higher_is_better"), _levels(metric, seen.first_step or 0.0)
+            if direction is None or metric.layer is not None or levels is None:
+                continue
+            worse = levels[0] - levels[1] if direction else levels[1] - levels[0]
+            if worse > self.metric_fall * abs(levels[0]):
+                return True
+        return False
 
     def _is_reweighted(self, seen: Detection, signals: Sequence[Signal]) -> bool:
         """Return whether all that is logged beside a total keeps getting better while the total rises."""

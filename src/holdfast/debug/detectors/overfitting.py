@@ -228,10 +228,17 @@ class OverfittingDetector(BaseDetector):
         clear = bool((after[-self.minimum_evaluations :] > best * (1 + self.minimum_rise / 2)).all())
         ruined = end > best * (1 + self.critical_rise)
         start = float(np.median(values[: max(1, len(values) // TENTH)]) if ruined else values[0])
-        # The lowest of n evaluations lies below their level by luck: by this many noises where nothing but luck is.
-        luck = float(np.sqrt(2.0 * np.log(len(values))))
+        # The lowest of n evaluations lies below their level by luck: by so many noises where nothing but luck is. What
+        # is ruined shows in the levels of tenths, however loud it is.
+        ruined = ruined and self._turns_by_level(values)
+        luck = 0.0 if ruined else float(np.sqrt(2.0 * np.log(len(values))))
         least = max(self.minimum_rise * best, (self.noises + luck) * noise, self.minimum_given_up * (start - best))
         return climbing and clear and end - best >= least
+
+    def _turns_by_level(self, values: np.ndarray) -> bool:
+        """Return whether the last tenth of many evaluations is above the best one too; few have no tenths."""
+        levels = [float(np.median(part)) for part in np.array_split(values, TENTH)] if len(values) >= 2 * TENTH else []
+        return not levels or levels[-1] >= (1 + self.minimum_rise) * min(levels)
 
     def _training_fell(self, training: Sequence[Signal], turn: float, end: float) -> float | None:
         """Return how far the training loss kept falling after the turn; None when it did not."""

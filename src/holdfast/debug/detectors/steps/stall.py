@@ -165,7 +165,9 @@ class StallRule:
             if shape is None or not self._can_stall(signal, shape):
                 continue
             stall = self._find(signal, shape, flat=flat, chance=chance, doubt=doubt, improved=improved)
-            covered = max(float(shape.steps[-1] - shape.steps[0]), float(shape.count))  # Rows may be placed by epochs.
+            covered = float(shape.steps[-1] - shape.steps[0])
+            if shape.count >= self.loud_points:  # Rows may be placed by their epochs.
+                covered = max(covered, float(shape.count))
             frozen = float(np.mean(np.diff(shape.values) == 0.0)) >= self.frozen_share
             frozen = frozen or any(self._frozen_metric(metric) for metric in of_kind(signals, "metric"))
             many = stall is not None and stall.level > np.log(self.most_classes)
