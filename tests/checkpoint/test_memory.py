@@ -95,6 +95,7 @@ def test_a_load_gives_back_all_the_memory_that_it_took(
     assert state["object"] == saved["object"]
     assert_same(state["bent"].contiguous(), saved["bent"])
     (budget,) = made
+    assert budget.limit == 256 << 20  # as documented
     assert budget.peak > 0
     assert budget._used == 0
 

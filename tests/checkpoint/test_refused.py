@@ -106,6 +106,7 @@ def test_an_intact_object_of_a_form_that_is_not_rebuilt_is_refused_not_damaged(
     assert (caught.value.tensor, caught.value.names) == ("odd", [])
     assert "trusted=True" in str(caught.value.hint)
     assert "add_safe_globals" not in str(caught.value)
+    assert caught.value.message.startswith("objects of the checkpoint are of a form that is not rebuilt: odd: ")
     report = verify_checkpoint(folder)
     assert (report.verdict, report.damaged, report.verified) == ("incomplete", (), 1)
     (refused,) = report.unsafe
@@ -123,6 +124,9 @@ def test_an_object_of_a_class_that_is_not_allowed_is_refused_by_the_name_of_the_
     with pytest.raises(UnsafeCheckpointError) as caught:
         load({"odd": None}, ParallelFileSystemReader(folder))
     assert caught.value.names == names
+    assert caught.value.message.endswith(
+        f"checkpoint use classes or functions that are not allowed: {', '.join(names)}"
+    )
     if names[0].startswith(__name__):
         assert f"import {__name__}; torch.serialization.add_safe_globals([{names[0]}])" in str(caught.value)
     assert [refused.names for refused in verify_checkpoint(folder).unsafe] == [tuple(names)]

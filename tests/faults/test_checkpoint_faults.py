@@ -241,12 +241,15 @@ def _rewrite(path: Path) -> None:
     [_rewrite, lambda path: os.utime(path, ns=(1, 1)), lambda path: path.unlink()],
     ids=["replaced", "written", "removed"],
 )
-def test_a_file_that_changes_while_it_is_read_is_an_error(folder: Path, change: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("options", [{"num_workers": 1}, {"parallel": False}], ids=["parallel", "sequential"])
+def test_a_file_that_changes_while_it_is_read_is_an_error(
+    folder: Path, change: Callable[[Path], None], options: dict[str, Any]
+) -> None:
     path = folder / "__0_0.distcp"
     metadata_reads, first_of_data = 1, 1
     layer = FaultyFiles(before={metadata_reads + first_of_data: lambda: change(path)})
     with nothing_left_behind(), pytest.raises(CheckpointReadError, match="while it was being read") as caught:
-        load(empty_state(), ParallelFileSystemReader(folder, file_layer=layer, num_workers=1))
+        load(empty_state(), ParallelFileSystemReader(folder, file_layer=layer, **options))
     assert caught.value.file == path.name
 
 

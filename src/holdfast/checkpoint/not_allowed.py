@@ -42,13 +42,14 @@ def refused(refusals: dict[str, Refusal], *, file: str) -> UnsafeCheckpointError
         problems.append(f"use classes or functions that are not allowed: {', '.join(classes)}")
     if forms:
         problems.append(f"are of a form that is not rebuilt: {'; '.join(forms)}")
+    reason = "; ".join(forms) if len(refusals) > 1 else "".join(refusal.reason for refusal in refusals.values())
     return UnsafeCheckpointError(
         f"objects of the checkpoint {'; others '.join(problems)}",
         tensor=", ".join(sorted(refusals)),
         file=file,
         names=classes,
-        reason="; ".join(forms) if len(refusals) > 1 else "".join(refusal.reason for refusal in refusals.values()),
         hint=_hint(classes, forms),
+        **({"reason": reason} if reason else {}),
     )
 
 
