@@ -191,6 +191,7 @@ class TrainerRecord:
         attempt.stopwatch.lap("step")
         taken = (attempt.batch, attempt.batch + batches)
         record = StepRecord(attempt.step, taken, loss, grad_norm, metrics, self._gauge.take())
+        record.times = attempt.stopwatch.take()  # it is written later, when others have been spent
         if attempt.ranks.world > 1:  # after its forward pass a rank waits for the others
             record.own_time = max(0.0, self._gauge.forward_ended - began)
         self.write_waiting()

@@ -37,9 +37,10 @@ class StepRecord:
     Attributes:
         is_deferred: whether any of its numbers may still be on its way to the host.
         own_time: how long the rank was busy with the step before it waited for others; None where it is alone.
+        times: what was spent on it by field, and the attempt's age at its end; None where it is written at once.
     """
 
-    __slots__ = ("_deferred", "_measured", "_numbers", "batches", "is_deferred", "own_time", "step")
+    __slots__ = ("_deferred", "_measured", "_numbers", "batches", "is_deferred", "own_time", "step", "times")
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class StepRecord:
         self.step = step
         self.batches = batches
         self.own_time: float | None = None
+        self.times: tuple[dict[str, float], float] | None = None
         self._numbers: dict[str, float] = {}
         self._deferred: dict[str, Deferred] | None = None
         self._measured = measured

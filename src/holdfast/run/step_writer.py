@@ -33,10 +33,10 @@ class StepWriter:
         self._encode = StepLines().encode
 
     def write(self, record: StepRecord) -> Sequence[dict[str, Any]]:
-        """Write a step with the time spent since the record before it; returns the findings that are new."""
+        """Write a step with its times, or those since the record before it; returns the findings that are new."""
         attempt, step, monitor = self._attempt, record.step, self._monitor
         numbers = record.numbers()
-        times, at = self._take_times()
+        times, at = record.times or self._take_times()
         if record.own_time is not None:
             times = {**times, OWN_TIME: record.own_time}
         redone = step < attempt.reached
