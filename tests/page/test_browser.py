@@ -314,7 +314,10 @@ def test_dark_and_phone_width(tab: Any, tmp_path: Path) -> None:
     tab.click("#theme")
     tab.wait_for_selector(".uplot canvas")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != light
+    tab.click(".flag.critical")
+    tab.wait_for_selector("#detail canvas")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    assert tab.locator("td.preview").first.bounding_box()["width"] > 300, "a long text has a line of its own"
 
 
 def test_a_new_step_appears_by_itself(tab: Any) -> None:

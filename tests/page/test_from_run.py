@@ -11,6 +11,7 @@ import holdfast as hfast
 from holdfast.page import page_of_run, render_page
 from holdfast.page.feeds import feeds_of
 from holdfast.page.from_run import RunFeed
+from holdfast.page.good_run import config_difference
 from holdfast.run import Run
 
 
@@ -118,6 +119,13 @@ def test_the_configuration_is_compared_with_the_last_good_run(tmp_path: Path) ->
     page = page_of_run(tmp_path / "exp7")
     assert (page.changed, page.compared_with) == ((("lr", "0.5", "0.05"),), "exp6")
     assert page_of_run(tmp_path / "exp6").changed == (), "a later run is not the one before"
+
+
+def test_runs_that_have_no_setting_in_common_are_not_compared(tmp_path: Path) -> None:
+    make_mixed(tmp_path / "exp6", 6, lr=0.05)
+    good = tmp_path / "exp6"
+    assert config_difference({"lr": 0.5}, good)
+    assert config_difference({"learning_rate": 0.5, "optim": "adamw"}, good) == ()
 
 
 def test_what_blame_and_proof_found_stands_with_the_finding(tmp_path: Path) -> None:

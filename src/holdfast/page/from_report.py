@@ -80,7 +80,8 @@ def _page(run: RunReport) -> Page:
 def lead_of(run: RunReport) -> str:
     """Return the verdict in one or two sentences: what happened and what to do, or what is missing."""
     if run.verdict is Verdict.UNKNOWN and run.reason is not None:
-        return clean(f"Cannot tell: {run.reason.text}")
+        text = run.reason.text  # beside the verdict, which says that one cannot tell
+        return clean(f"{text[:1].upper()}{text[1:]}.")
     if run.findings:
         worst = run.findings[0].detection
         onset = "" if worst.first_step is None else f" at step {_step(worst.first_step)}"

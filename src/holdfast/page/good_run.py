@@ -42,6 +42,8 @@ def config_difference(config: Mapping[str, Any], other: Path) -> tuple[tuple[str
         there = RunLog(other).header().get("config") or {}
     except HoldfastError:  # changed since it was found to be good
         return ()
+    if not config.keys() & there.keys():  # another program's, or nothing was recorded: every name would be listed
+        return ()
     names = [*config, *(name for name in there if name not in config)]
     return tuple(
         (clean(name), _shown(config, name), _shown(there, name))

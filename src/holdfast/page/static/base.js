@@ -8,6 +8,7 @@ const colours = () => document.documentElement.dataset.theme === "dark" ? ON_DAR
 const SEVERITY = { critical: "--bad", warning: "--warn", info: "--accent" };
 const EVENT_MARKS = { checkpoint: "◆", restart: "↻", resize: "⇔", rollback: "↩", skip: "⤼", mask: "⤼", alert: "!",
   stall: "⏸", preempted: "⏏", stopped: "■", paused: "⏸", continued: "▶", evaluation: "✓", end: "▪", save_failed: "✕" };
+const OPEN_ROWS = 12;  // a longer table of differences is folded
 const POLL = 500, POLL_LIST = 2000, PHONE = 760;
 // Cividis: from dark blue to yellow, lighter at every step, for any colour vision.
 const SCALE = [[0, 34, 78], [53, 69, 108], [102, 105, 112], [148, 142, 119], [200, 184, 102], [254, 232, 56]];

@@ -137,5 +137,6 @@ function heatMap(map) {
   const told = [...new Set(map.marks.map((mark) => mark[3]))].slice(0, 8);
   return make("section", {}, make("h2", {}, map.title), map.note ? make("p", { class: "soft" }, map.note) : null, row,
     told.length ? make("ul", { class: "soft marks" }, ...told.map((text) => make("li", {}, text))) : null,
-    Number.isFinite(low) ? make("p", { class: "soft" }, `${rows} rows, from ${shown(10 ** low)} (dark) to ${shown(10 ** top)} (light)`) : null);
+    Number.isFinite(low) ? make("p", { class: "soft" }, (rows === 1 ? "1 row, " : `${rows} rows, `)
+      + (low === top ? `all ${shown(10 ** low)}` : `from ${shown(10 ** low)} (dark) to ${shown(10 ** top)} (light)`)) : null);
 }

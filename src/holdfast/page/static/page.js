@@ -78,7 +78,7 @@ function show() {
   fill("goodput", page.goodput, () => goodput(page));
   fill("tables", page.tables, () => page.tables.map(plainTable));
   fill("events", page.events, () => events(page));
-  fill("changed", page.changed, () => page.changed.length ? make("details", { open: "" }, make("summary", {}, `Configuration that differs from the last good run${page.comparedWith ? ` (${page.comparedWith})` : ""}`),
+  fill("changed", page.changed, () => page.changed.length ? make("details", page.changed.length <= OPEN_ROWS ? { open: "" } : {}, make("summary", {}, `Configuration that differs from the last good run${page.comparedWith ? ` (${page.comparedWith})` : ""}`),
     make("div", { class: "scroll" }, table(["name", "here", "there"], page.changed))) : null);
   fill("config", page.config, () => pairs("Configuration", page.config));
   fill("environment", page.environment, () => pairs("Environment", page.environment));
@@ -95,21 +95,21 @@ function choose() {
   const counts = Object.keys(VERDICTS).map((name) => [data.choice.filter((page) => page.verdict === name).length, VERDICTS[name]]);
   root.replaceChildren(bareBar(() => {}), make("h2", {}, `${data.choice.length} runs`),
     make("p", { class: "soft" }, counts.filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(" · ")),
-    make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {},
+    make("div", { class: "scroll" }, stacked(make("table", {}, make("thead", {}, make("tr", {},
       ...["run", "verdict", "findings", ""].map((name) => make("th", {}, name)))),
     make("tbody", {}, ...data.choice.map((page) => make("tr", {},
       make("td", {}, make("button", { class: "link", onclick: () => pick(page) }, page.title)),
       make("td", { class: `word ${page.verdict}` }, VERDICTS[page.verdict] || page.verdict),
-      make("td", {}, String(page.flags.length)), make("td", {}, page.lead)))))));
+      make("td", {}, String(page.flags.length)), make("td", {}, page.lead))))), 4)));
 }
 function list() {
   if (!document.getElementById("runs")) root.replaceChildren(bareBar(list), make("h2", {}, "Runs"), make("div", { class: "scroll", id: "runs" }));
-  fill("runs", data.runs, () => make("table", {},
+  fill("runs", data.runs, () => stacked(make("table", {},
     make("thead", {}, make("tr", {}, ...["run", "verdict", "last step", "goodput", ""].map((name) => make("th", name === "goodput" ? { title: "The share of the wall time that went into steps" } : {}, name)))),
     make("tbody", {}, ...data.runs.map((run) => make("tr", {}, make("td", {},
       make("a", { href: run.href }, run.name)), make("td", { class: `word ${run.verdict}` }, VERDICTS[run.verdict] || run.verdict),
       make("td", {}, step(run.steps)), make("td", {}, run.goodput === null || run.goodput === undefined ? "–" : `${(100 * run.goodput).toFixed(1)}%`),
-      make("td", {}, run.lead))))));
+      make("td", {}, run.lead))))), 5));
 }
 async function refreshList() {
   const answer = await fetch(data.list);

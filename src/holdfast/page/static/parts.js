@@ -42,9 +42,9 @@ function detail(flag) {
       make("span", {}, " · how sure:"), gauge(flag.confidence)),
     flag.advice && !flag.proof ? make("p", {}, flag.advice) : null, ...items("Evidence", flag.evidence));
   if (flag.suspects.length) {
-    box.append(make("h3", {}, "Suspects"), make("div", { class: "scroll" }, table(
+    box.append(make("h3", {}, "Suspects"), make("div", { class: "scroll" }, stacked(table(
       ["source", "index", "score", "preview"],
-      flag.suspects.map(([source, index, score, text]) => [source, step(index), shown(score), text]), 3)));
+      flag.suspects.map(([source, index, score, text]) => [source, step(index), shown(score), text]), 3), 4)));
   }
   if (flag.proof) {
     box.append(make("h3", {}, "Proof"), make("p", {}, flag.proofVerdict));
@@ -60,6 +60,11 @@ function detail(flag) {
       con.length ? make("div", { class: "soft" }, `against: ${con.join("; ")}`) : null));
   }
   return box;
+}
+// A table whose last column is a long text, which stands on a line of its own where there is little room.
+function stacked(found, columns) {
+  found.className = "stacked"; found.style.setProperty("--columns", columns - 1);
+  return found;
 }
 function table(heads, rows, preview) {
   return make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", {}, head)))),
