@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 import torch
 from tests.checkpoint.support import assert_same, load, random_bits, save
 from torch.distributed.checkpoint._extension import ZStandard
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from holdfast.checkpoint import ParallelFileSystemReader
+from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
 from holdfast.checkpoint.budget import BLOCK_BYTES, LoadCancelledError, MemoryBudget
 
 # Loads into a transposed destination, so that every byte goes through a buffer, and prints how far the process grew.
@@ -98,6 +100,28 @@ def test_a_load_gives_back_all_the_memory_that_it_took(
     assert budget.limit == 256 << 20  # as documented
     assert budget.peak > 0
     assert budget._used == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "copies"),
+    [(lambda: "x" * 400_000, 4), (lambda: torch.quantize_per_tensor(torch.ones(200), 0.5, 0, torch.qint8), 2)],
+    ids=["object", "quantized tensor"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_verify_counts_the_copies_of_what_it_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], copies: int
+) -> None:
+    made: list[MemoryBudget] = []
+
+    def kept(limit: int) -> MemoryBudget:
+        made.append(MemoryBudget(limit))
+        return made[0]
+
+    monkeypatch.setattr("holdfast.checkpoint.verify.MemoryBudget", kept)
+    folder = save({"one": make()}, tmp_path / "c")
+    assert verify_checkpoint(folder).sound
+    (info,) = FileSystemReader(folder).read_metadata().storage_data.values()
+    assert made[0].peak == copies * info.length
 
 
 def test_a_request_beyond_the_whole_budget_is_admitted_alone() -> None:

@@ -147,6 +147,18 @@ def test_the_report_counts_what_was_read_and_checked(tmp_path: Path) -> None:
     assert report.bytes_needed <= report.bytes_read <= 1.05 * report.bytes_needed
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_reads_in_the_middle_of_an_archive_of_several_tensors_are_counted_too(tmp_path: Path) -> None:
+    zeros = torch.zeros(50_000, dtype=torch.int64)
+    saved = torch.quantize_per_channel(torch.ones(50_000, 2), torch.ones(50_000), zeros, 0, torch.qint8)
+    counting = FaultyFiles()
+    reader = ParallelFileSystemReader(save({"w": saved}, tmp_path / "c"), file_layer=counting, num_workers=1)
+    load({"w": saved.clone()}, reader)
+    assert reader.report is not None
+    assert reader.report.generic == ("w",)
+    assert reader.report.reads == counting.reads - 1, "all but that of the metadata"
+
+
 @pytest.mark.parametrize(
     ("count", "size", "threads"),
     [(5, 30, False), (300, 4000, False), (300, 4200, True)],
