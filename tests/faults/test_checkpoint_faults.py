@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
 from holdfast.checkpoint.items import KnownItems, memory_reader, open_item
+from holdfast.checkpoint.naming import naming
 from holdfast.errors import (
     CheckpointError,
     CheckpointReadError,
@@ -331,3 +332,13 @@ def test_zstd_damage_is_detected(tmp_path: Path) -> None:
     with pytest.raises(CorruptRecordError) as caught:
         load({"noise": torch.zeros(50_000)}, ParallelFileSystemReader(folder))
     assert caught.value.tensor == "noise"
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("of a planner"), KeyboardInterrupt(), CheckpointReadError("gone", tensor="small", file="f")]
+)
+def test_an_error_that_names_its_tensor_or_is_not_about_reading_stays_as_it_is(error: BaseException) -> None:
+    chunk: Any = None
+    with pytest.raises(type(error)) as caught, naming(chunk):
+        raise error
+    assert caught.value is error
