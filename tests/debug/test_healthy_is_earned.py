@@ -93,3 +93,26 @@ def test_a_loss_of_a_million_points_is_judged_by_where_it_ends_in_little_memory(
         tracemalloc.stop()
     assert found is expected
     assert peak < 20 * loss.nbytes
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        ("Epoch {n} train_loss: {loss} val_loss: nan val_acc: 0.12\n", Verdict.UNKNOWN),
+        ("Epoch {n} train loss: {loss}\nEpoch {n} validation loss: nan\n", Verdict.UNKNOWN),
+        ("Epoch {n} train_loss: {loss} val_loss: {loss} val_acc: nan\n", Verdict.HEALTHY),
+    ],
+)
+def test_a_held_out_loss_that_is_printed_as_nan_each_time_leaves_health_unproven(
+    tmp_path: Path, line: str, verdict: Verdict
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(line.format(n=n, loss=round(2 / (n + 1) + 0.2, 4)) for n in range(40)))
+    assert MLSystemsDebugger(plugins=False).debug(path).verdict is verdict
+
+
+def test_a_column_of_a_table_that_nobody_filled_takes_nothing_away(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    rows = "".join(f"{n},{2 / (n + 1) + 0.2:.4f},nan\n" for n in range(40))
+    path.write_text("epoch,train_loss,val_loss\n" + rows)
+    assert MLSystemsDebugger(plugins=False).debug(path).verdict is Verdict.HEALTHY

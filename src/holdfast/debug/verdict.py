@@ -32,6 +32,8 @@ class VerdictRule:
     """Unread lines that look like training below this number may be summaries."""
     unread_tail: float = 0.2
     """The share of the lines that look like training that may be unread at the end of the file."""
+    lost_evaluations: int = 3
+    """Evaluations from which a held-out loss that a text prints as NaN each time leaves the run unproven."""
     zero_metrics: int = 2
     """So many metrics that are exactly 0 in every row, and none that is not, say that nothing was measured or nothing
     learned; one alone may not fit the task, as an accuracy does not fit a regression."""
@@ -47,7 +49,8 @@ class VerdictRule:
         if any(finding.detection.severity is not Severity.INFO for finding in findings):
             return Verdict.UNHEALTHY, None
         unread = None if coverage is None else self._unread(coverage)
-        reason = self._missing(signals) or unread or self._unproven(signals)
+        lost = None if coverage is None else self._never_a_number(signals)
+        reason = self._missing(signals) or unread or lost or self._unproven(signals)
         return (Verdict.HEALTHY, None) if reason is None else (Verdict.UNKNOWN, reason)
 
     def _missing(self, signals: Sequence[Signal]) -> Reason | None:
@@ -71,6 +74,19 @@ class VerdictRule:
         if points < self.minimum_points_improving:
             return Reason(ReasonCode.TOO_FEW_POINTS, f"the longest loss has {points} points")
         return None
+
+    def _never_a_number(self, signals: Sequence[Signal]) -> Reason | None:
+        """Return the reason where a text prints a held-out loss again and again and it is NaN each time.
+
+        In a table that may be a column nobody filled; who prints a number has computed it.
+        """
+        held_out = [signal for signal in signals if signal.kind == "eval_loss" and len(signal.values)]
+        if not held_out or any(np.isfinite(signal.values).any() for signal in held_out):
+            return None
+        points = max(len(signal.values) for signal in held_out)
+        if points < self.lost_evaluations:
+            return None
+        return Reason(ReasonCode.NOT_COLLECTED, f"{held_out[0].name!r} is NaN at each of {points} evaluations")
 
     def _unread(self, coverage: Coverage) -> Reason | None:
         """Return the reason where the reading covers too little of the text."""
