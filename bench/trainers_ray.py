@@ -24,8 +24,8 @@ def live_all_on_ray(plan: Sequence[Life]) -> None:
     import ray
 
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    variables = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables})
+    os.environ |= {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}  # as a runtime_env no idle worker could be used again
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
     dead: set[str] = set()
     try:
         for life in plan:
