@@ -313,8 +313,12 @@ def test_batches_in_hand_when_training_stopped_come_again(tmp_path: Path) -> Non
     arguments = make_trainer(tmp_path, model, gradient_accumulation_steps=3, save_strategy="no").args
     trainer = Trainer(model=model, args=arguments, loader=loader, callbacks=[Stopper()])
     trainer.train()
-    assert loader.unacknowledged == 2, "the trainer had taken three batches and trained on one"
-    assert loader.state_dict()["step"] == len(model.seen) == 7
+    assert loader.unacknowledged == 3, "the trainer had taken three batches and made no step of them"
+    assert loader.state_dict()["step"] == 6
+    assert len(model.seen) == 7
+    trainer.remove_callback(Stopper)
+    trainer.train()
+    assert model.seen[7] == model.seen[6], "they come again: their gradients are gone"
 
 
 def test_a_recorded_run_is_a_run_to_look_at_over_restarts(tmp_path: Path) -> None:
