@@ -23,9 +23,9 @@ _DAMAGED = "it was changed after it was saved; take an earlier one"
 MAX_OUTSTANDING = 1 << 20
 
 
-_AtLeastOne = Annotated[int, Between(1, 1 << 32)]
-_Segment = tuple[Count, _AtLeastOne, _AtLeastOne, list[float] | None, Count]  # as Segment.to_json writes it
-_Samples = dict[str, Any]  # as Skips.to_json writes it
+AtLeastOne = Annotated[int, Between(1, 1 << 32)]
+SavedSegment = tuple[Count, AtLeastOne, AtLeastOne, list[float] | None, Count]  # as Segment.to_json writes it
+SavedSamples = dict[str, Any]  # as Skips.to_json writes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +37,16 @@ class CheckpointState:
     position: Count  # positions of the stream that lie behind
     shuffle_seed: int  # the stream's seed
     rank: Count  # who saved it
-    world_size: _AtLeastOne  # the number of data-parallel ranks then
+    world_size: AtLeastOne  # the number of data-parallel ranks then
     timestamp: float  # in seconds since 1970, for people; nothing is computed from it
     order: Annotated[dict[str, Any], AS_TEXT]  # the order's JSON form
     fingerprint: str  # of the order
-    segments: list[_Segment]  # every stretch of the run with its topology, so that past steps stay addressable
-    skips: Annotated[list[_Samples], AS_TEXT]  # what was left out, in the order it was decided
+    segments: list[SavedSegment]  # every stretch of the run with its topology, so that past steps stay addressable
+    skips: Annotated[list[SavedSamples], AS_TEXT]  # what was left out, in the order it was decided
     sources: Annotated[dict[str, str], AS_TEXT]  # a fingerprint of each source's data
     epochs: Annotated[int, Between(1, MAX_COUNT)] | None = None  # how many the stream has; None for no end
     # What was marked as invalid, each from a step on, and weights that were changed, each from a position on.
-    masks: Annotated[list[tuple[Count, _Samples]], AS_TEXT] = field(default_factory=list)
+    masks: Annotated[list[tuple[Count, SavedSamples]], AS_TEXT] = field(default_factory=list)
     reweightings: Annotated[list[tuple[Count, dict[str, int]]], AS_TEXT] = field(default_factory=list)
     samples_failed: list[tuple[str, Count]] = field(default_factory=list)  # (source, index) of samples left out
 
