@@ -84,11 +84,22 @@ def loaded(folder: Path) -> dict[str, Any]:
     return planner.original_state_dict  # torch has the planner fill a state of its own where the caller's is empty
 
 
+def stored_parts(value: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that a tensor is made of: a sparse one may be larger than any memory."""
+    if value.layout is torch.sparse_coo:
+        return [value._indices(), value._values()]
+    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [value.crow_indices(), value.col_indices(), value.values()]
+    if value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [value.ccol_indices(), value.row_indices(), value.values()]
+    return [value.to_dense()]
+
+
 def fingerprint(value: Any) -> Any:
     """Something equal exactly when the values are, bit for bit."""
     if isinstance(value, torch.Tensor):
-        dense = value.to_dense()
-        return (str(value.dtype), str(value.layout), tuple(value.shape), raw_bytes(dense), fingerprint(vars(value)))
+        held = [raw_bytes(part) for part in stored_parts(value)]
+        return (str(value.dtype), str(value.layout), tuple(value.shape), held, fingerprint(vars(value)))
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.shape, value.tobytes())
     if isinstance(value, dict):
