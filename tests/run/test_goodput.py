@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.run.job import make_job
 
 from holdfast.run import RunLog, RunOptions
+from holdfast.run.step_record import StepRecord
 
 
 def test_waiting_for_data_and_evaluating_have_their_own_buckets(tmp_path: Path) -> None:
@@ -38,6 +41,28 @@ def test_waiting_for_data_and_evaluating_have_their_own_buckets(tmp_path: Path) 
     assert seconds["data"] >= 0.2
     assert seconds["evaluation"] >= 0.3
     assert seconds["stalled"] == 0
+
+
+def test_a_step_whose_numbers_arrive_late_keeps_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skew = 0.0
+    init = StepRecord.__init__
+
+    def late(self: StepRecord, *arguments: Any) -> None:
+        init(self, *arguments)
+        self.is_deferred = True
+
+    monkeypatch.setattr("holdfast.run.buckets.monotonic", lambda: time.monotonic() + skew)
+    monkeypatch.setattr(StepRecord, "__init__", late)
+    monkeypatch.setattr(StepRecord, "is_ready", False)  # as on a device that is busy for two steps
+    job = make_job()
+    with job.run(tmp_path / "run", steps=8) as run:
+        for batch in run:
+            loss = job.step(batch)
+            if run.step_number == 3:
+                skew = 20.0
+            run.step(loss=loss)
+    times = {record["step"]: record["step_time"] for record in RunLog(tmp_path / "run").steps()}
+    assert [step for step, seconds in times.items() if seconds >= 20.0] == [3]
 
 
 def test_a_time_limit_saves_before_the_end_of_time(tmp_path: Path) -> None:

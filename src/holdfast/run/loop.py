@@ -265,8 +265,9 @@ class Loop:
         attempt.stopwatch.lap("step")
 
     def _write_ready(self, record: StepRecord) -> None:
-        """Write what has arrived from the device; this step waits for its turn."""
+        """Write what has arrived from the device; this step waits for its turn, with the time it took."""
         waiting = self._waiting
+        record.times = self.attempt.stopwatch.take()
         waiting.append(record)
         while waiting and (waiting[0].is_ready or len(waiting) > MAX_BEHIND):
             self._reactions.note(self._writer.write(waiting.popleft()))
