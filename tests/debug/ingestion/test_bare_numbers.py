@@ -27,7 +27,9 @@ def losses(signals: list[Signal]) -> list[list[float]]:
     return [signal.values.tolist() for signal in signals if signal.kind == "loss"]
 
 
-@pytest.mark.parametrize("name", ["loss.txt", "losses.csv", "train_loss.log", "loss_log.txt"])
+@pytest.mark.parametrize(
+    "name", ["loss.txt", "losses.csv", "train_loss.log", "loss_log.txt", "lossfc300fc60.txt", "trainloss2.txt"]
+)
 def test_one_number_per_line_is_what_the_file_is_named_after(tmp_path: Path, name: str) -> None:
     (signals,) = runs_of(tmp_path, name, "".join(f"{loss}\n" for loss in LOSSES))
     assert losses(signals) == [LOSSES]
@@ -274,3 +276,9 @@ def test_how_many_rows_of_bare_numbers_are_a_series_is_a_threshold(tmp_path: Pat
     assert MLSystemsDebugger(plugins=False).debug(tmp_path / "train_log.txt").runs[0].signals
     with pytest.raises(UnreadableLogError):
         MLSystemsDebugger(plugins=False, thresholds={"reading": {"bare_rows": 50}}).debug(tmp_path / "train_log.txt")
+
+
+def test_a_word_that_only_begins_like_loss_names_nothing(tmp_path: Path) -> None:
+    (tmp_path / "lossless40.txt").write_text("".join(f"{loss}\n" for loss in LOSSES), encoding="utf-8")
+    with pytest.raises(UnreadableLogError):
+        DEBUGGER.debug(tmp_path / "lossless40.txt")

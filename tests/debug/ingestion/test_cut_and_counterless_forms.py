@@ -129,3 +129,26 @@ def test_a_rate_in_brackets_and_losses_called_l_are_read(tmp_path: Path) -> None
     assert values_of(run, "l_pix") == LOSSES
     assert len(values_of(run, "lr")) == len(LOSSES)
     assert run.verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "{n} epoch, loss: {loss},  loss_test: {loss}, time: 0:11:54.556227",
+        "2020-04-27 19:06:06,525 - root - INFO - {n} epoch, loss: {loss}, time: 0:11:54.556227",
+        "{n}th iteration: loss = {loss}, after 3 minutes of waiting for data",
+    ],
+)
+def test_a_counter_before_its_unit_at_the_head_of_a_row_is_its_place(tmp_path: Path, row: str) -> None:
+    lines = [row.format(n=10 * n + 10, loss=loss) + "\n" for n, loss in enumerate(LOSSES)]
+    (run,) = runs_of(tmp_path, "job.out", "".join(lines))
+    (loss,) = (signal for signal in run.signals if signal.name == "loss")
+    assert loss.values.tolist() == LOSSES
+    assert loss.steps.tolist() == [10.0 * n + 10 for n in range(24)]
+
+
+def test_a_number_of_epochs_in_a_sentence_is_no_place(tmp_path: Path) -> None:
+    text = "".join(f"300 epochs to go\nepoch {n}: loss {loss}\n" for n, loss in enumerate(LOSSES))
+    (run,) = runs_of(tmp_path, "job.out", text)
+    (loss,) = (signal for signal in run.signals if signal.name == "loss")
+    assert loss.steps.tolist() == list(range(24))

@@ -54,6 +54,12 @@ _BEFORE_UNIT = re.compile(
     r"(?:iteration|iter|step|epoch|batch|update|episode|game)(?:e?s)?\b",
     re.IGNORECASE,
 )
+# … which may be all that comes before a row: "12 epoch, loss: 0.5".
+_HEAD_UNIT = re.compile(
+    r"^[ \x1f]*(\d[\d,]{0,15})(?:st|nd|rd|th)?[ \x1f]"
+    r"(?:iteration|iter|step|epoch|batch|update|episode|game)s?\b(?=\s*[,:;|])",
+    re.IGNORECASE,
+)
 _CLOCKED = re.compile(r"^\s*\[(\d+) \| [\d.]+\]")
 # The step between a loss and its value: "Train loss 12 0.523", "Validation loss 1000: 0.345".
 _AMID = re.compile(
@@ -132,6 +138,6 @@ def find_place(text: str) -> Place:
         return Place(float(rounds.group(1)), epoch, None, text[rounds.end() :])
     if not found and (amid := _AMID.search(text)):
         return Place(float(amid.group(2)), None, None, f"{text[: amid.end(1)]} {text[amid.end() :]}")
-    if not found and (other := _BEFORE_UNIT.search(text) or _OTHER.search(text)):
+    if not found and (other := _HEAD_UNIT.match(text) or _BEFORE_UNIT.search(text) or _OTHER.search(text)):
         return Place(to_scaled(other.group(1)), None, None, text[: other.start()] + GAP + text[other.end() :])
     return Place(None, epoch, None, text)

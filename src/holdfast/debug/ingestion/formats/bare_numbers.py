@@ -34,6 +34,8 @@ _LOGGER = re.compile(r"^(?:INFO|DEBUG|WARNING):[\w.]{0,60}:")
 # The time before a row: "2021-03-04 12:00:01,123	7	0.52", "[2021/03/04 12:00:01] 7 0.52".
 _STAMP = re.compile(r"^\s*\[?\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?\]?[\s,;|:-]{1,4}(?=[-+.\dnNiI])")
 _SETTING = re.compile(r"(?:^|(?<=[_ -]))[A-Za-z]\w{0,20}=[\w.+]{1,20}?(?=[_ -]|$)")
+# A name with settings right behind it: ``lossfc300fc60batch5``.
+_RUN_TOGETHER = re.compile(r"^((?:train|val|valid|test)?_?loss)(?!y|less|es)(?=[a-z]{0,8}\d)", re.IGNORECASE)
 _TIME = re.compile(r"datetime\.datetime\([\d, ]{1,60}\)")
 # A counter with its name, or joined to its value: "epoch1 0.25", "epoch 0:1655.6", "1_1.8458".
 _COUNTER = re.compile(
@@ -208,7 +210,8 @@ def _counts_in_pairs(columns: list[Column], rule: TableRule) -> bool:
 
 def _title(file: LogFile) -> str:
     """Return the file's name without its ending and the settings in it: ``lr=0.01_train_loss`` holds losses."""
-    return _SETTING.sub("", file.path.stem).strip("_- ") or file.path.stem
+    together = _RUN_TOGETHER.match(file.path.stem)
+    return together[1] if together else _SETTING.sub("", file.path.stem).strip("_- ") or file.path.stem
 
 
 def _named(file: LogFile) -> bool:
