@@ -13,6 +13,7 @@ import numpy as np
 
 from holdfast.debug.detectors.steps.progress import ProgressRule, count_of
 from holdfast.debug.detectors.steps.reward import RewardRule
+from holdfast.debug.detectors.steps.score import ScoreRule
 from holdfast.debug.types import LOSS_LIKE, Coverage, Finding, Reason, ReasonCode, Severity, Signal, Verdict
 
 __all__ = ["VerdictRule"]
@@ -39,6 +40,8 @@ class VerdictRule:
     learned; one alone may not fit the task, as an accuracy does not fit a regression."""
     progress: ProgressRule = field(default_factory=ProgressRule)
     """When a series gets better."""
+    score: ScoreRule = field(default_factory=ScoreRule)
+    """When a score says that nothing was learnt of the task, however far the loss fell."""
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better."""
 
@@ -127,6 +130,8 @@ class VerdictRule:
         if len(metrics) >= self.zero_metrics and not any(np.any(signal.values != 0) for signal in metrics.values()):
             text = f"every metric is exactly 0 in every row ({', '.join(list(metrics)[:3])})"
             return Reason(ReasonCode.NOT_IMPROVING, text)
+        if (why := self.score.proves_nothing(signals)) is not None:
+            return Reason(ReasonCode.NOT_IMPROVING, why)
         if not any(self.progress.got_better(signal) for signal in long):
             names = ", ".join(signal.name for signal in long[:3])
             return Reason(ReasonCode.NOT_IMPROVING, f"no loss-like series got better ({names})")

@@ -12,7 +12,7 @@ import numpy as np
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.baseline import ShapeRule
 from holdfast.debug.detectors.steps.evidence import CLEAR, LIKELY, detection
-from holdfast.debug.detectors.steps.growth import Growth, GrowthShape, LossGrowthRule, is_classifier
+from holdfast.debug.detectors.steps.growth import Growth, GrowthShape, LossGrowthRule, first_level, is_classifier
 from holdfast.debug.detectors.steps.norm_growth import LossWitness, NormGrowthRule, loss_scale_of, loss_scale_span
 from holdfast.debug.detectors.steps.norm_level import NormLevelRule
 from holdfast.debug.detectors.steps.reward import RewardRule
@@ -193,11 +193,11 @@ class GradientExplosionDetector(BaseDetector):
 
     def _held_out(self, signal: Signal, losses: Sequence[Signal]) -> Detection | None:
         """Return a held-out loss far beyond anything the training loss began at."""
-        begins = [float(loss.values[0]) for loss in losses if len(loss.values) and np.isfinite(loss.values[0])]
+        begins = [first_level(loss.values) for loss in losses if len(loss.values) and np.isfinite(loss.values[0])]
         finite = np.isfinite(signal.values)
         values, steps = signal.values[finite], signal.steps[finite]
-        start = max(begins, default=0.0)
-        if start <= 0 or len(values) == 0 or values.max() < self.loss.growth * start:
+        start = max((begin for begin in begins if np.isfinite(begin)), default=0.0)
+        if start <= 0 or len(values) == 0 or values.max() < self.loss.growth * start or steps[0] == steps[-1]:
             return None
         shapes = [shape for loss in losses if (shape := self.shape.of(loss)) is not None]
         learnt = any(shape.end < self.learnt * shape.start for shape in shapes)

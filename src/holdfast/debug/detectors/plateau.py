@@ -70,9 +70,13 @@ class LossPlateauDetector(BaseDetector):
             reward = None if context.live else self.stall.flat_reward(signals, source=context.source)
             if reward is not None:
                 return DetectionResult(self.name, (self._unrewarded(reward),))
+            worthless = None if context.live else self.stall.score.find_worthless(signals)
+            if worthless is not None:
+                return DetectionResult(self.name, (self._worthless(worthless),))
             warming = context.live or any(self.stall.still_rises(rate) for rate in of_kind(signals, "lr"))
             stands = None if warming else self.standstill.find(signals)
-            return DetectionResult(self.name, () if stands is None else (self._nothing_better(stands),))
+            halted = self.standstill.halted(signals)
+            return DetectionResult(self.name, () if stands is None else (self._nothing_better(stands, halted),))
         where = f", the level of {stall.guess}" if stall.guess else ""
         claim = (
             f"stays at {stall.level:.4g}{where}: fell by {max(stall.improvement, 0):.1%} in {stall.shape.count} "
@@ -93,7 +97,7 @@ class LossPlateauDetector(BaseDetector):
         )
         return DetectionResult(self.name, (found,))
 
-    def _nothing_better(self, signal: Signal) -> Detection:
+    def _nothing_better(self, signal: Signal, halted: Signal | None) -> Detection:
         values, steps = signal.values[np.isfinite(signal.values)], signal.steps[np.isfinite(signal.values)]
         third = len(values) // 3
         before, after = float(np.median(values[:third])), float(np.median(values[-third:]))
@@ -111,6 +115,26 @@ class LossPlateauDetector(BaseDetector):
             last=float(steps[-1]),
             numbers={"before": before, "after": after},
             facts=PlateauFacts(after, 0.0, None),
+            beside=() if halted is None else (_zero_rate(halted),),
+        )
+
+    def _worthless(self, signal: Signal) -> Detection:
+        values, steps = signal.values[np.isfinite(signal.values)], signal.steps[np.isfinite(signal.values)]
+        best, level = float(values.max()), float(np.median(values))
+        claim = (
+            f"never rises above {best:.3g} in {len(values)} evaluations, steps {steps[0]:g} to {steps[-1]:g}: "
+            "whatever the loss does, nothing was learnt of the task"
+        )
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.WARNING,
+            confidence=LIKELY,
+            first=float(steps[0]),
+            last=float(steps[-1]),
+            numbers={"level": level, "best": best},
+            facts=PlateauFacts(level, 0.0, None),
         )
 
     def _unrewarded(self, signal: Signal) -> Detection:
@@ -118,7 +142,8 @@ class LossPlateauDetector(BaseDetector):
         level, spread = float(values.mean()), float(values.std())
         claim = (
             f"stays at {level:.4g} on average (spread {spread:.3g}) over {len(values)} points, "
-            f"steps {signal.steps[0]:g} to {signal.steps[-1]:g}: the agent never got better"
+            f"steps {signal.steps[0]:g} to {signal.steps[-1]:g}: "
+            + ("the agent never got better" if self.stall.select.began(signal.steps) else "nothing is earned there")
         )
         return detection(
             self.failure,
@@ -131,3 +156,8 @@ class LossPlateauDetector(BaseDetector):
             numbers={"level": level, "spread": spread},
             facts=PlateauFacts(level, 0.0, None),
         )
+
+
+def _zero_rate(rate: Signal) -> Evidence:
+    zero = float(np.mean(rate.values == 0.0))
+    return Evidence(rate.name, f"is 0 in {zero:.0%} of {len(rate.values)} rows", {"share": zero})

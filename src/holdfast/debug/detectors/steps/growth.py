@@ -15,7 +15,7 @@ from holdfast.debug.detectors.steps.onset import OnsetRule
 from holdfast.debug.detectors.steps.select import SelectRule, of_kind
 from holdfast.debug.types import Severity, Signal
 
-__all__ = ["Growth", "GrowthShape", "LossGrowthRule", "is_classifier"]
+__all__ = ["Growth", "GrowthShape", "LossGrowthRule", "first_level", "is_classifier"]
 
 MAX_EXPONENT = 20.0
 """Exponents are cut here, so that a series of wild factors gives a large bar and no overflow."""
@@ -85,8 +85,12 @@ class LossGrowthRule:
     """An early explosion lasts while the loss is this many times its median."""
     absurd: float = 1e7
     """A loss that begins above this is out of all proportion, in any unit people use …"""
-    absurd_fall: float = 0.1
-    """… unless it falls below this share of its beginning: a regression in large units learns."""
+    absurd_fall: float = 0.5
+    """… unless it falls below this share of its beginning: a sum, or a regression in large units, learns."""
+    away: float = 1e5
+    """How many times the size it began with a loss of either sign must end at to have run away …"""
+    away_level: float = 1e6
+    """… and the least size of such an end: a likelihood, or what an agent expects to earn, may lie far below zero."""
     onset: OnsetRule = field(default_factory=OnsetRule)
     """From where on a rise is dated."""
     shape: ShapeRule = field(default_factory=ShapeRule)
@@ -95,8 +99,10 @@ class LossGrowthRule:
     def find(self, signal: Signal, *, agent: bool, classifier: bool) -> Growth | None:
         """Return the first way in which the loss is far too large; None for one that is not."""
         shape = self.shape.of(_since_measured(signal))
-        if shape is None or shape.is_signed or shape.count < 2:
+        if shape is None or shape.count < 2:
             return None
+        if (ran := None if agent else self._ran_away(signal, shape)) is not None or shape.is_signed:
+            return ran
         return (
             self._stuck(signal, shape)
             or self._grew(signal, shape, agent=agent)
@@ -114,9 +120,25 @@ class LossGrowthRule:
         numbers = {"peak": float(shape.values.max()), "end": shape.end}
         return _growth(signal, shape, GrowthShape.STUCK, claim, (at, -1), Severity.CRITICAL, CERTAIN, numbers)
 
+    def _ran_away(self, signal: Signal, shape: Shape) -> Growth | None:
+        """Return a loss that is not always positive and grew by orders of magnitude, to either side of zero."""
+        sizes = np.abs(shape.values)
+        first, late = first_level(sizes), shape.values[-max(self.minimum_points, shape.count // TENTH) :]
+        far = float(np.median(np.abs(late))) > max(self.away * first, self.away_level)
+        if not far or float(shape.values.min()) > 0.0 or shape.count < 2 * self.minimum_points:
+            return None
+        near = np.flatnonzero(sizes <= self.growth * max(first, 1.0))
+        at = min(int(near[-1]) + 1 if len(near) else 0, shape.count - 1)
+        end = float(np.median(late))
+        claim = f"ran away from {first:.3g} in size at step {shape.steps[0]:g} to {end:.4g} at the end" + (
+            ", without bound below zero" if end < 0 else ""
+        )
+        numbers = {"before": first, "peak": float(sizes.max())}
+        return _growth(signal, shape, GrowthShape.GREW, claim, (at, -1), Severity.CRITICAL, STRONG, numbers)
+
     def _grew(self, signal: Signal, shape: Shape, *, agent: bool) -> Growth | None:
         values = shape.values
-        first = _first_level(values)
+        first = first_level(values)
         factors = float(np.exp(min(self.factor_noises * shape.factor_noise(), MAX_EXPONENT)))
         over = values > self.growth * (self.agent_growth if agent else 1.0) * factors * first
         over[: int(np.argmin(over))] = False  # What is high from the first point on came down; it did not grow.
@@ -162,7 +184,7 @@ class LossGrowthRule:
     def _early(self, signal: Signal, shape: Shape) -> Growth | None:
         """Return a loss that begins wild and comes down."""
         values, end = shape.values, shape.end
-        first, begin = _first_level(values), float(values[0])
+        first, begin = first_level(values), float(values[0])
         tenth = len(values) // TENTH
         soon = float(np.median(values[tenth : tenth + 5])) if len(values) >= self.collapse_points else first
         at_once = begin > self.collapse * soon > 0 and begin > self.collapse
@@ -179,7 +201,7 @@ class LossGrowthRule:
 
     def _absurd(self, signal: Signal, shape: Shape) -> Growth | None:
         """Return a loss out of all proportion from the first row to the last."""
-        first = _first_level(shape.values)
+        first = first_level(shape.values)
         if first < self.absurd or shape.end < self.absurd_fall * first:
             return None
         claim = f"is {first:.3g} at step {shape.steps[0]:g} and {shape.end:.3g} at the end: out of all proportion"
@@ -213,7 +235,7 @@ def is_classifier(
         select.as_share(metric.values) for metric in of_kind(signals, "metric") if _ACCURACY.search(metric.name)
     ]
     grown = [
-        (_first_level(values), float(np.median(values[-(len(values) // 3) :])))
+        (first_level(values), float(np.median(values[-(len(values) // 3) :])))
         for values in accuracies
         if len(values) >= accuracy_points and np.any(values[-(len(values) // 3) :] != 0.0)
     ]
@@ -229,7 +251,7 @@ def _since_measured(signal: Signal) -> Signal:
     return replace(signal, steps=signal.steps[begin:], values=signal.values[begin:]) if begin else signal
 
 
-def _first_level(values: Array) -> float:
+def first_level(values: Array) -> float:
     """Return the median of the first values, at most three and at most a quarter of them."""
     return float(np.median(values[: max(1, min(3, len(values) // 4))]))
 

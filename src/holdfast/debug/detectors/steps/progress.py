@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,9 @@ from numpy.typing import NDArray
 from holdfast.debug.types import Signal
 
 __all__ = ["ProgressRule", "badness", "count_of"]
+
+# Shares that may be written in percent; a PSNR of 30 is none.
+_PERCENT = re.compile(r"(?:^|[^a-z])(?:m?acc(?:uracy)?|top|f1|m?dice|m?iou|m?ap|auc|precision|recall)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,8 @@ class ProgressRule:
     """Points of a third that are enough to compare."""
     least_fall: float = 0.02
     """The share of its level that a loss must have fallen by: what falls by less may have learnt nothing."""
+    least_gain: float = 0.02
+    """The same for a share of right answers: of what it was, or of what was missing, whichever is less."""
     far_above_best: float = 3.0
     """A loss that ends at this many times the best it held is not where it was: it may have been lost …"""
     best_parts: int = 50
@@ -49,6 +55,23 @@ class ProgressRule:
         return fall > 0.0 and float(values.max() - values[0]) <= self.worse * fall
 
     def got_better(self, signal: Signal) -> bool:
+        """Return whether a series ends better than it began, beyond chance and by more than a trace."""
+        return self.beats_chance(signal) and not self._hardly_gained(signal)
+
+    def _hardly_gained(self, signal: Signal) -> bool:
+        """Return whether a share gained next to nothing, by the level of its last third or by its best tenth."""
+        values = signal.values[np.isfinite(signal.values)]
+        if signal.kind != "metric" or not signal.metadata.get("higher_is_better") or float(values.min()) < 0.0:
+            return False
+        if float(values.max()) > 1.0:
+            if float(values.max()) > 100.0 or not _PERCENT.search(signal.name):
+                return False
+            values = values / 100.0
+        began = min(float(np.median(values[: self.start_points])), float(np.median(values[: len(values) // 3])))
+        best = float(np.median(np.sort(values)[-max(self.start_points, len(values) // 10) :]))
+        return best - began < self.least_gain * min(best, 1.0 - began)
+
+    def beats_chance(self, signal: Signal) -> bool:
         """Return whether a series is better at its end than at its beginning, beyond chance."""
         values = badness(signal)
         stride = max(1, len(values) // 3 // self.most_compared)

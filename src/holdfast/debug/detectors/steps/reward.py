@@ -83,6 +83,18 @@ class RewardRule:
     """Rewards from which one that is the same at every point, and not above zero, says that nothing is earned …"""
     constant_share: float = 1e-3
     """… to within this share of it."""
+    many_steps: float = 1e6
+    """Steps after which a reward that is still nothing, or still where it began, is not merely late: few rows do …"""
+    still_points: int = 8
+    """… if this many means are all exactly 0, or the same, next to nothing and beside an idle value function, …"""
+    still_level: float = 0.05
+    """… where next to nothing is at most this, …"""
+    idle_value_loss: float = 1e-6
+    """… and one whose loss is at most this has nothing to predict; …"""
+    still_means: int = 50
+    """… or if each tenth of this many means below zero …"""
+    still_share: float = 0.05
+    """… lies within this share of the level they began at, and the last is no better."""
     ceiling_share: float = 0.05
     """The share of the rewards that are the highest there is, from which there may be no more to learn."""
 
@@ -168,6 +180,35 @@ class RewardRule:
         if len(values) < self.floor_points or float(np.ptp(values)) == 0.0 or float(late.mean()) > float(early.mean()):
             return False
         return float(np.mean(late == values.min())) >= self.floor_share
+
+    def never_rose(self, signal: Signal) -> bool:
+        """Return whether a long reward that was logged from the beginning stayed where it was, or sank."""
+        return self.stands(signal) or self.at_floor(signal) or self._hardly_moves(signal)
+
+    def earns_nothing(self, signal: Signal, critics: Sequence[Signal]) -> bool:
+        """Return whether a reward is nothing at every point, after so many steps that an excerpt is enough to tell."""
+        values = signal.values[np.isfinite(signal.values)]
+        if len(values) < self.still_points or float(signal.steps[-1]) < self.many_steps or float(np.ptp(values)) > 0.0:
+            return False
+        idle = [critic for critic in critics if float(np.nanmedian(np.abs(critic.values))) <= self.idle_value_loss]
+        level = float(values[0])
+        return level == 0.0 or (0.0 < level <= self.still_level and bool(idle))
+
+    def _hardly_moves(self, signal: Signal) -> bool:
+        """Return whether means over many steps stay close to a level below zero, and end no better than they began.
+
+        One above zero may be the highest there is.
+        """
+        values = signal.values[np.isfinite(signal.values)]
+        spans = float(signal.steps[-1] - signal.steps[0]) >= self.many_steps
+        if len(values) < self.still_means or not spans or not _MEAN.search(signal.name):
+            return False
+        tenths = np.array_split(values, TENTH)
+        levels = np.array([float(part.mean()) for part in tenths])
+        start = float(np.median(values[: self.minimum_points]))
+        noise = float(np.median([part.std() for part in tenths]))
+        near = float(np.abs(np.append(levels, start) - levels[0]).max()) <= self.still_share * -float(levels[0])
+        return near and float(levels[-1] - levels[0]) <= noise
 
     def fall(self, signal: Signal) -> Fall | None:
         """Return a reward that rose, then lost all it had gained, and ends lower than it ever was.

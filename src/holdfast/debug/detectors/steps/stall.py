@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +11,7 @@ import numpy as np
 from holdfast.debug.detectors.steps.baseline import MEDIAN_ERROR, TENTH, Shape, ShapeRule
 from holdfast.debug.detectors.steps.doubt import Chance, Doubt, DoubtRule
 from holdfast.debug.detectors.steps.reward import NOT_TRAINED, RewardRule
+from holdfast.debug.detectors.steps.score import ScoreRule
 from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, main_losses, of_kind
 from holdfast.debug.types import Signal
 
@@ -23,8 +23,6 @@ the more healthy language models would be at one of them by chance."""
 CONSTANT_ANSWERS = (0.25, 1.0)
 """Squared error of always answering the middle of balanced 0/1 or -1/1 targets, and of standardised ones."""
 FIFTHS = 5
-# Overlaps as shares of one. An accuracy among thousands of classes begins as low, and climbs.
-_OVERLAP = re.compile(r"(?:^|[^a-z])(?:m?dice|m?iou|jaccard|f1|m?ap|map_?50)(?:[^a-z]|$)", re.IGNORECASE)
 
 
 def guessing_loss(value: float, *, tolerance: float, squared_share: float) -> str | None:
@@ -118,12 +116,6 @@ class StallRule:
     """How far the last three fifths may differ for a loss to be standing on a guess."""
     guess_above: float = 0.985
     """No fifth of it may lie below this share of the guess."""
-    nothing: float = 0.05
-    """A metric between 0 and 1 that never rises above this share says that nothing was learnt …"""
-    nothing_points: int = 20
-    """… over this many points, where the loss fell by at most ``guess_improvement``: the answer is the background."""
-    nothing_climbs: float = 1.3
-    """How many times its middle third such a metric may end at: what climbs on has only begun."""
     improved: float = 0.12
     """The relative improvement of another metric, or of another loss, that shows that the run learns."""
     improved_noises: float = 4.0
@@ -137,6 +129,8 @@ class StallRule:
     doubt: DoubtRule = field(default_factory=DoubtRule)
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better, whatever its losses do."""
+    score: ScoreRule = field(default_factory=ScoreRule)
+    """When a score says that nothing was learnt of the task."""
     select: SelectRule = field(default_factory=SelectRule)
     """Which of a run's series a question is about."""
     shape: ShapeRule = field(default_factory=ShapeRule)
@@ -153,7 +147,7 @@ class StallRule:
         if not candidates:
             return next((stall for s in of_kind(signals, "metric") if (stall := self._frozen_metric(s))), None)
         improved = self._anything_improved(signals, candidates)
-        nothing = self._scores_nothing(signals)
+        nothing = self.score.nearly_nothing(signals)
         if nothing is not None and (stall := self._without_score(candidates, nothing)) is not None:
             return stall
         if improved and chance is None and (doubt is None or not doubt.certain):
@@ -181,13 +175,15 @@ class StallRule:
 
         The rewards of an evaluation, by their name or that of the file they are from, have no reason to rise.
         """
-        rewards = of_kind(signals, "reward")
+        rewards, critics = of_kind(signals, "reward"), of_kind(signals, "value_loss")
         flat = [
             signal
             for signal in rewards
             if not NOT_TRAINED.search(signal.name)
-            and self.select.began(signal.steps)
-            and (self.reward.stands(signal) or self.reward.at_floor(signal))
+            and (
+                (self.select.began(signal.steps) and self.reward.never_rose(signal))
+                or self.reward.earns_nothing(signal, critics)
+            )
         ]
         if not flat or NOT_TRAINED.search(source) or self.reward.any_rises(signals):
             return None
@@ -285,25 +281,12 @@ class StallRule:
             return None
         return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, chance.guess, shape)
 
-    def _scores_nothing(self, signals: Sequence[Signal]) -> Signal | None:
-        """Return a share that hardly ever left zero; one that is zero throughout may not have been measured."""
-        for signal in of_kind(signals, "metric"):
-            values = signal.values[np.isfinite(signal.values)]
-            overlap = signal.layer is None and bool(_OVERLAP.search(signal.name))
-            if not overlap or len(values) < self.nothing_points or not 0.0 < float(values.max()) <= self.nothing:
-                continue
-            third = len(values) // 3
-            climbs = float(np.median(values[-third:])) > self.nothing_climbs * float(np.median(values[third:-third]))
-            if float(values.min()) >= 0.0 and np.count_nonzero(values) * 2 > len(values) and not climbs:
-                return signal
-        return None
-
     def _without_score(self, candidates: Sequence[Signal], metric: Signal) -> Stall | None:
         """Return a loss that fell a little beside a score that stays at nothing."""
         doubt = Doubt(metric, f"never rises above {float(np.nanmax(metric.values)):.3g}", {}, certain=False)
         for signal in candidates:
             shape = self.shape.of(signal)
-            if shape is None or not self._can_stall(signal, shape) or shape.count < self.nothing_points:
+            if shape is None or not self._can_stall(signal, shape) or shape.count < self.score.nothing_points:
                 continue
             head = _head(shape)
             improvement = (head - shape.end) / head

@@ -33,6 +33,8 @@ class StandstillRule:
     """So does a loss that begins below this: what is compared with classes or standardised targets costs more."""
     least_gain: float = 0.02
     """The share of its level by which the last third of a series may be better than the first: less is noise."""
+    halted_share: float = 0.5
+    """The share of its rows at which a learning rate is 0: a schedule may end there."""
     progress: ProgressRule = field(default_factory=ProgressRule)
     """When a series gets better."""
     select: SelectRule = field(default_factory=SelectRule)
@@ -48,7 +50,9 @@ class StandstillRule:
             return None
         judged = [*main_losses(signals), *evaluation_losses(signals)]
         judged = judged or [s for s in like if s.kind == "metric" and s.metadata.get("higher_is_better") is not None]
-        long = [s for s in judged if s in like and count_of(s) >= self.minimum_points and self.select.began(s.steps)]
+        halted = self.halted(signals) is not None
+        long = [s for s in judged if s in like and count_of(s) >= self.minimum_points]
+        long = [s for s in long if halted or self.select.began(s.steps)]
         witnessed = any(
             count_of(s) >= self.beside_points
             and (s.kind in ("eval_loss", "perplexity") or s.metadata.get("higher_is_better") is not None)
@@ -57,14 +61,24 @@ class StandstillRule:
         if not witnessed or not long or any(self._is_good(signal) for signal in like):
             return None
         told = [signal for signal in like if count_of(signal) >= self.beside_points]
-        return None if any(self._gained(signal) for signal in told) else long[0]
+        return None if any(self._gained(signal, halted=halted) for signal in told) else long[0]
 
-    def _gained(self, signal: Signal) -> bool:
+    def halted(self, signals: Sequence[Signal]) -> Signal | None:
+        """Return a learning rate that is 0, or is printed as 0, in most rows, where no other is not.
+
+        What stands still beside it does so for that reason, in an excerpt too.
+        """
+        rates = of_kind(signals, "lr")
+        zero = all(count_of(s) > 0 and float(np.mean(s.values == 0.0)) >= self.halted_share for s in rates)
+        return rates[0] if rates and zero else None
+
+    def _gained(self, signal: Signal, *, halted: bool) -> bool:
         """Return whether a series got better, beyond chance or by more than ``least_gain`` for whatever reason."""
         values = badness(signal)
         third = max(1, len(values) // 3)
         gain = float(np.median(values[:third]) - np.median(values[-third:]))
-        return self.progress.got_better(signal) or gain > self.least_gain * abs(float(np.median(values[:third])))
+        better = self.progress.got_better(signal) if halted else self.progress.beats_chance(signal)
+        return better or gain > self.least_gain * abs(float(np.median(values[:third])))
 
     def _is_good(self, signal: Signal) -> bool:
         """Return whether a series is where there is little left to gain."""

@@ -1,0 +1,214 @@
+"""Runs that move and learn nothing that matters, and losses that run away below zero; each beside a healthy one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.debug.detectors.series import falling_loss, found_by, signal
+
+from holdfast.debug import MLSystemsDebugger, Verdict
+from holdfast.debug.detectors import GradientExplosionDetector, LossPlateauDetector
+from holdfast.debug.types import DetectionContext, Severity, Signal
+
+DEBUGGER = MLSystemsDebugger(plugins=False)
+EPOCHS = np.arange(51.0, 121.0)
+NOISE = np.random.default_rng(3).standard_normal(20_000)
+
+
+def verdict(*signals: Signal) -> Verdict:
+    return DEBUGGER.debug(list(signals)).verdict
+
+
+def share(name: str, values: np.ndarray, *, steps: np.ndarray | None = None, split: str | None = None) -> Signal:
+    metadata = {"higher_is_better": True, **({"split": split} if split else {})}
+    return signal(name, values, kind="metric", steps=steps, metadata=metadata)
+
+
+def creeping(*, rate: float, fall: float = 0.004, gain: float = 0.003) -> list[Signal]:
+    along = np.linspace(0.0, 1.0, 70)
+    return [
+        signal("loss", 0.786 * (1 - fall * along) + 3e-4 * NOISE[:70], steps=EPOCHS),
+        share("val_accuracy", 0.5 + gain * along + 1e-3 * NOISE[70:140], steps=EPOCHS, split="eval"),
+        signal("learning rate", np.where(along < 0.1, 2e-7, rate), kind="lr", steps=EPOCHS),
+    ]
+
+
+def test_a_run_whose_rate_is_printed_as_zero_and_that_stands_still_is_a_plateau() -> None:
+    (found,) = found_by(LossPlateauDetector(), *creeping(rate=0.0))
+    assert (found.failure.name, found.severity) == ("plateau", Severity.WARNING)
+    assert "rate" in found.evidence[1].signal
+    assert verdict(*creeping(rate=1e-3)) is Verdict.UNKNOWN  # An excerpt that hardly gained: nothing is proven.
+
+
+@pytest.mark.parametrize(("fall", "gain"), [(0.3, 0.2), (0.3, 0.0), (0.004, 0.2)])
+def test_a_run_that_gains_has_a_rate_that_is_rounded_and_no_plateau(fall: float, gain: float) -> None:
+    assert verdict(*creeping(rate=0.0, fall=fall, gain=gain)) is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(("begins", "ends", "said"), [(0.98, 0.99, Verdict.HEALTHY), (0.5, 0.502, Verdict.UNKNOWN)])
+def test_a_share_got_better_by_what_it_was_or_by_what_was_missing(begins: float, ends: float, said: Verdict) -> None:
+    along = np.arange(15.0) + 60
+    loss = signal("loss", 0.3 - 1e-5 * np.arange(15), steps=along)
+    assert verdict(loss, share("accuracy", np.linspace(begins, ends, 15), steps=along)) is said
+
+
+def away(end: float) -> np.ndarray:
+    values = 0.5 + 0.2 * NOISE[:900]
+    values[450:] = -np.geomspace(1.0, end, 450) * (1 + 0.2 * np.abs(NOISE[450:900]))
+    return values
+
+
+def test_a_loss_that_runs_away_below_zero_explodes() -> None:
+    (found,) = found_by(GradientExplosionDetector(), signal("loss", away(1e9)))
+    assert (found.failure.name, found.severity) == ("explosion", Severity.CRITICAL)
+    assert found.first_step is not None
+    assert 440 <= found.first_step <= 700
+
+
+def test_a_signed_loss_that_runs_away_above_zero_explodes() -> None:
+    assert len(found_by(GradientExplosionDetector(), signal("loss", -away(1e9)))) == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        away(400.0),  # an actor's loss is less what it expects to earn
+        np.linspace(9000.0, -30_000.0, 900) + 50 * NOISE[:900],  # a likelihood per image
+        1e7 * (1 + 0.1 * NOISE[:900]) * np.sign(NOISE[1000:1900]),  # huge from the first row on, and of both signs
+    ],
+)
+def test_a_loss_that_lives_below_zero_is_no_explosion(values: np.ndarray) -> None:
+    assert found_by(GradientExplosionDetector(), signal("loss", values)) == ()
+
+
+def test_an_agent_that_gets_better_may_expect_more_and_more() -> None:
+    rises = signal("episode_reward", np.geomspace(1.0, 1e6, 900) + NOISE[:900], kind="reward")
+    assert found_by(GradientExplosionDetector(), signal("actor_loss", away(3e6), kind="loss"), rises) == ()
+
+
+STEPS = np.linspace(1250, 12_500, 10)
+LEARNS = signal("loss", falling_loss(350, start=5.7, end=1.3, noise=0.1), steps=np.linspace(50, 12_500, 350))
+WORTHLESS = np.array([0.0, 4e-6, 2.7e-3, 0.0, 2e-4, 9e-4, 3e-4, 5e-4, 1e-4, 1.2e-4])
+
+
+@pytest.mark.parametrize("name", ["mean_dice", "val/mIoU", "mAP@0.5", "eval_bleu", "exact_match"])
+def test_a_score_that_stays_at_nothing_while_the_loss_falls_is_a_plateau(name: str) -> None:
+    (found,) = found_by(LossPlateauDetector(), LEARNS, share(name, WORTHLESS, steps=STEPS))
+    assert (found.failure.name, found.severity) == ("plateau", Severity.WARNING)
+    assert found.evidence[0].signal == name
+    assert found_by(LossPlateauDetector(), LEARNS, share(name, WORTHLESS, steps=STEPS), context=LIVE) == ()
+
+
+LIVE = DetectionContext(live=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "steps"),
+    [
+        ("mAP", np.geomspace(1e-5, 0.009, 10), STEPS),  # has only begun
+        ("mAP", np.append(np.zeros(7), [0.02, 0.1, 0.2]), STEPS),  # begins late
+        ("mAP", WORTHLESS[:6], STEPS[:6]),  # few
+        ("mAP", WORTHLESS, STEPS / 50),  # early: 250 steps
+        ("bleu", 100 * np.linspace(0.001, 0.2, 10), STEPS),
+        ("grad_overlap_penalty", WORTHLESS, STEPS),  # not a score anyone named
+    ],
+)
+def test_a_score_that_climbs_or_is_new_or_is_no_score_is_none(name: str, values: np.ndarray, steps: np.ndarray) -> None:
+    loss = signal("loss", LEARNS.values, steps=np.linspace(1, steps[-1], 350))
+    assert found_by(LossPlateauDetector(), loss, share(name, values, steps=steps)) == ()
+    assert verdict(loss, share(name, values, steps=steps)) is Verdict.HEALTHY
+
+
+def test_a_class_that_is_never_found_beside_others_that_are_is_no_plateau() -> None:
+    rare, common = share("dice_rare", WORTHLESS, steps=STEPS), share("dice_liver", np.linspace(0, 0.9, 10), steps=STEPS)
+    assert found_by(LossPlateauDetector(), LEARNS, rare, common) == ()
+
+
+def test_a_score_of_exactly_zero_may_not_be_measured_and_proves_nothing() -> None:
+    zeros = share("val_dice", np.zeros(10), steps=STEPS)
+    assert found_by(LossPlateauDetector(), LEARNS, zeros) == ()
+    assert verdict(LEARNS, zeros) is Verdict.UNKNOWN
+    assert verdict(LEARNS, share("accuracy", np.zeros(10), steps=STEPS)) is Verdict.HEALTHY  # of a regression
+
+
+def test_a_held_out_accuracy_that_is_the_same_to_the_last_digit_proves_nothing() -> None:
+    frozen = share("val_acc", np.full(40, 0.1), split="eval")
+    loss = signal("train_loss", falling_loss(40, start=2.3, end=0.2, noise=0.01), kind="loss")
+    assert verdict(loss, frozen) is not Verdict.HEALTHY
+    assert verdict(loss, share("val_acc", np.full(40, 0.97), split="eval")) is Verdict.HEALTHY
+    better = signal("val_loss", falling_loss(40, start=2.3, end=0.4, noise=0.01), kind="eval_loss")
+    assert verdict(loss, frozen, better) is Verdict.HEALTHY
+
+
+def test_a_huge_loss_that_falls_for_good_is_a_sum() -> None:
+    falls = signal("loss", np.geomspace(2.8e7, 9.7e6, 5000))
+    assert found_by(GradientExplosionDetector(), falls) == ()
+    stays = signal("loss", 2.8e7 * (1 + 0.05 * NOISE[:5000]))
+    assert len(found_by(GradientExplosionDetector(), stays)) == 1
+
+
+def test_a_held_out_loss_is_not_measured_by_one_point_of_the_training_loss() -> None:
+    training = signal("Training Loss", [0.1, 450, 360, 250, 90, 60, 40, 20, 9, 7.2, 5.8, 0.7, 0.7], kind="loss")
+    held_out = signal("Validation Loss", [0.6, 95.8, 63, 49, 45, 40, 36, 33, 31, 30, 30, 1.4, 1.4], kind="eval_loss")
+    assert found_by(GradientExplosionDetector(), training, held_out) == ()
+    lower = signal("Training Loss", np.linspace(0.12, 0.1, 13), kind="loss")
+    assert len(found_by(GradientExplosionDetector(), lower, held_out)) == 1
+    nowhere = [signal(s.name, s.values, kind=s.kind, steps=np.zeros(13)) for s in (lower, held_out)]
+    assert found_by(GradientExplosionDetector(), *nowhere) == ()  # Numbers that a text quotes, without any order.
+
+
+MEAN = "rollout/ep_rew_mean"
+LATE = 19_987_456 + 1024.0 * np.arange(13)
+
+
+def rewarded(values: np.ndarray, steps: np.ndarray, name: str = MEAN) -> Signal:
+    return signal(name, values, kind="reward", steps=steps)
+
+
+def test_a_mean_reward_of_zero_after_millions_of_steps_is_a_plateau_even_in_an_excerpt() -> None:
+    (found,) = found_by(LossPlateauDetector(), rewarded(np.zeros(13), LATE))
+    assert found.severity is Severity.WARNING
+    idle = signal("train/value_loss", np.full(13, 5e-8), kind="value_loss", steps=LATE)
+    assert len(found_by(LossPlateauDetector(), rewarded(np.full(13, 0.016), LATE), idle)) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "steps", "error"),
+    [
+        (np.zeros(13), LATE - 19_900_000, 1e-9),  # 87,000 steps: a first reward may come yet
+        (np.zeros(5), LATE[:5], 1e-9),
+        (np.append(np.zeros(10), [0.1, 0.3, 0.6]), LATE, 1e-3),
+        (np.full(13, 0.016), LATE, 0.02),  # The value function has something to learn from.
+        (np.full(13, 0.97), LATE, 1e-8),  # solved
+        (np.full(13, -8.0), LATE, 1e-8),  # the shortest way, perhaps
+    ],
+)
+def test_a_reward_that_comes_or_is_new_or_may_be_the_best_is_none(
+    values: np.ndarray, steps: np.ndarray, error: float
+) -> None:
+    critic = signal("train/value_loss", np.full(len(steps), error), kind="value_loss", steps=steps)
+    assert found_by(LossPlateauDetector(), rewarded(values, steps), critic) == ()
+
+
+LONG = np.linspace(16_384, 1_490_944, 91)
+
+
+def test_a_mean_reward_below_zero_that_hardly_moves_in_a_million_steps_is_a_plateau() -> None:
+    wanders = -9.75 + 0.12 * NOISE[:91] + 0.2 * np.sin(np.arange(91) / 15)
+    (found,) = found_by(LossPlateauDetector(), rewarded(wanders, LONG))
+    assert found.failure.name == "plateau"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        -9.75 + np.linspace(0, 1.5, 91) + 0.12 * NOISE[:91],
+        np.append(np.linspace(-1200, -160, 8), -150 + 3 * NOISE[:83]),  # learnt at once
+        9.75 + 0.12 * NOISE[:91],  # may be the best there is
+        np.append(-9.75 + 0.1 * NOISE[:80], np.linspace(-9.6, -7.0, 11)),  # comes late
+        0.01 * NOISE[:91] - 0.001,  # normalised
+    ],
+)
+def test_a_mean_reward_that_moves_is_none(values: np.ndarray) -> None:
+    assert found_by(LossPlateauDetector(), rewarded(values, LONG)) == ()
+    assert found_by(LossPlateauDetector(), rewarded(values, LONG, name="eval/ep_rew_mean")) == ()
