@@ -125,7 +125,7 @@ class GradientExplosionDetector(BaseDetector):
         if self.reward.holds(signals):  # An agent whose loss came back, and whose reward did not fall, lost nothing.
             found = [seen for seen in found if seen.severity is Severity.CRITICAL]
         if not found:
-            held_out = (self._held_out(loss, losses) for loss in evaluation_losses(signals))
+            held_out = (self._of_evaluation(loss, losses) for loss in evaluation_losses(signals))
             found = [seen for seen in held_out if seen is not None][:1]
         if not found and not agent:
             values = (self.loss.find(loss, agent=False, classifier=False) for loss in of_kind(signals, "value_loss"))
@@ -190,6 +190,10 @@ class GradientExplosionDetector(BaseDetector):
             facts=ExplosionFacts(GrowthShape.ACTIVATIONS),
             layer=wild.layer,
         )
+
+    def _of_evaluation(self, signal: Signal, losses: Sequence[Signal]) -> Detection | None:
+        ran = self.loss.ran_away(signal)
+        return self._held_out(signal, losses) if ran is None else self._told(ran)
 
     def _held_out(self, signal: Signal, losses: Sequence[Signal]) -> Detection | None:
         """Return a held-out loss far beyond anything the training loss began at."""

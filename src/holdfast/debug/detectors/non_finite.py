@@ -46,6 +46,12 @@ class NaNDetectionDetector(BaseDetector):
     """Overflow at a loss scale below this is none: the gradients themselves are not finite."""
     scale_falls: int = 4
     """Falls in a row, up to the end of the log, of such a scale."""
+    zero_points: int = 5
+    """Rows at the end at which a loss is exactly 0, and no row before is, from which it is no longer computed …"""
+    zero_from: float = 0.5
+    """… where it was at this share of its first level the row before: a loss that is met comes down to it."""
+    good: float = 0.9
+    """A share of right answers that ends above this says that the loss is met, however soon."""
     select: SelectRule = field(default_factory=SelectRule)
     """Which of a run's series a question is about."""
 
@@ -57,7 +63,17 @@ class NaNDetectionDetector(BaseDetector):
     def get_required_signals(self) -> frozenset[str]:
         """Everything that can be, count or hide a NaN."""
         return frozenset(
-            (*_TO_THE_END, "metric", "loss", "eval_loss", "grad_norm", "nan_count", "weight_norm", "loss_scale")
+            (
+                *_TO_THE_END,
+                "metric",
+                "reward",
+                "loss",
+                "eval_loss",
+                "grad_norm",
+                "nan_count",
+                "weight_norm",
+                "loss_scale",
+            )
         )
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
@@ -73,6 +89,7 @@ class NaNDetectionDetector(BaseDetector):
             (self._evaluated(signal, losses) for signal in evaluation_losses(signals)),
             (self._at_any_scale(signal) for signal in of_kind(signals, "loss_scale")),
             (self._to_the_end(signal) for signal in of_kind(signals, *_TO_THE_END)),
+            (self._turned_zero(signal) for signal in (() if self._may_be_zero(signals) else losses)),
             # Beside a finite loss a metric that cannot be computed (no positives, no variance) is no failure by itself.
             (self._to_the_end(signal) for signal in (() if losses else of_kind(signals, "metric"))),
         )
@@ -121,6 +138,28 @@ class NaNDetectionDetector(BaseDetector):
             last=float(after[-1]),
             numbers={"rows": float(len(after)), "first_step": float(after[0])},
         )
+
+    def _may_be_zero(self, signals: Sequence[Signal]) -> bool:
+        """Return whether a loss of 0 may be meant: that of an agent, or of a model that is right."""
+        shares = [
+            self.select.as_share(m.values) for m in of_kind(signals, "metric") if m.metadata.get("higher_is_better")
+        ]
+        return bool(of_kind(signals, "reward")) or any(self.good <= float(np.median(s[-3:])) <= 1.0 for s in shares)
+
+    def _turned_zero(self, signal: Signal) -> Detection | None:
+        """Return a loss that falls to exactly 0 from one row to the next and stays there to the end of the log.
+
+        Trainers that leave NaN out of the mean of what they print show it so.
+        """
+        zero = signal.values == 0.0
+        tail = tail_length(zero)
+        before = signal.values[: len(zero) - tail]
+        if tail < max(self.zero_points, self.tail_share * len(zero)) or len(before) < self.zero_points:
+            return None
+        if np.any(before <= 0.0) or float(before[-1]) < self.zero_from * float(np.median(before[: self.zero_points])):
+            return None
+        claim = f"falls from {before[-1]:.4g} to exactly 0 at step {signal.steps[len(before)]:g}, and stays there"
+        return _told(self.failure, signal, zero, claim, Severity.CRITICAL, LIKELY)
 
     def _lasting(self, signal: Signal, losses: Sequence[Signal]) -> Detection | None:
         """Return a norm that is NaN for long, to the end, or where the loss is logged as zero."""

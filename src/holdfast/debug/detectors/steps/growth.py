@@ -91,6 +91,8 @@ class LossGrowthRule:
     """How many times the size it began with a loss of either sign must end at to have run away …"""
     away_level: float = 1e6
     """… and the least size of such an end: a likelihood, or what an agent expects to earn, may lie far below zero."""
+    below_zero: float = 10.0
+    """How far below zero the loss of a classifier that learns nothing must lie to be one that cannot be."""
     onset: OnsetRule = field(default_factory=OnsetRule)
     """From where on a rise is dated."""
     shape: ShapeRule = field(default_factory=ShapeRule)
@@ -101,7 +103,7 @@ class LossGrowthRule:
         shape = self.shape.of(_since_measured(signal))
         if shape is None or shape.count < 2:
             return None
-        if (ran := None if agent else self._ran_away(signal, shape)) is not None or shape.is_signed:
+        if (ran := None if agent else self.ran_away(signal, classifier=classifier)) is not None or shape.is_signed:
             return ran
         return (
             self._stuck(signal, shape)
@@ -120,12 +122,19 @@ class LossGrowthRule:
         numbers = {"peak": float(shape.values.max()), "end": shape.end}
         return _growth(signal, shape, GrowthShape.STUCK, claim, (at, -1), Severity.CRITICAL, CERTAIN, numbers)
 
-    def _ran_away(self, signal: Signal, shape: Shape) -> Growth | None:
-        """Return a loss that is not always positive and grew by orders of magnitude, to either side of zero."""
+    def ran_away(self, signal: Signal, *, classifier: bool = False) -> Growth | None:
+        """Return a loss that is not always positive and grew by orders of magnitude, to either side of zero.
+
+        A classifier's costs nothing at best: far below that, its labels are out of range.
+        """
+        shape = self.shape.of(_since_measured(signal))
+        if shape is None or shape.count < 2 * self.minimum_points or float(shape.values.min()) > 0.0:
+            return None
         sizes = np.abs(shape.values)
         first, late = first_level(sizes), shape.values[-max(self.minimum_points, shape.count // TENTH) :]
         far = float(np.median(np.abs(late))) > max(self.away * first, self.away_level)
-        if not far or float(shape.values.min()) > 0.0 or shape.count < 2 * self.minimum_points:
+        impossible = classifier and float(np.median(late)) < -max(self.growth * first, self.below_zero)
+        if not far and not impossible:
             return None
         near = np.flatnonzero(sizes <= self.growth * max(first, 1.0))
         at = min(int(near[-1]) + 1 if len(near) else 0, shape.count - 1)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.debug.detectors.steps.baseline import TENTH
-from holdfast.debug.detectors.steps.select import of_kind
+from holdfast.debug.detectors.steps.select import finite_median, of_kind
 from holdfast.debug.types import Signal
 
 __all__ = ["NOT_TRAINED", "Fall", "RewardRule"]
@@ -190,7 +190,7 @@ class RewardRule:
         values = signal.values[np.isfinite(signal.values)]
         if len(values) < self.still_points or float(signal.steps[-1]) < self.many_steps or float(np.ptp(values)) > 0.0:
             return False
-        idle = [critic for critic in critics if float(np.nanmedian(np.abs(critic.values))) <= self.idle_value_loss]
+        idle = [critic for critic in critics if finite_median(np.abs(critic.values)) <= self.idle_value_loss]
         level = float(values[0])
         return level == 0.0 or (0.0 < level <= self.still_level and bool(idle))
 

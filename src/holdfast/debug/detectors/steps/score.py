@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.debug.detectors.steps.baseline import TENTH
 from holdfast.debug.detectors.steps.progress import ProgressRule, count_of
 from holdfast.debug.detectors.steps.select import SelectRule, of_kind
 from holdfast.debug.types import Signal
@@ -18,7 +19,17 @@ __all__ = ["ScoreRule"]
 # Overlaps as shares of one. An accuracy among thousands of classes begins as low, and climbs.
 _OVERLAP = re.compile(r"(?:^|[^a-z])(?:m?dice|dsc|m?iou|jaccard|f1|m?ap|map_?50)(?:[^a-z]|$)", re.IGNORECASE)
 # The same for answers that are texts.
-_MATCH = re.compile(r"(?:^|[^a-z])(?:bleu|rouge|exact_?match|em)(?:[^a-z]|$)", re.IGNORECASE)
+_MATCH = re.compile(
+    r"(?:^|[^a-z])(?:bleu|rouge|exact_?match|em|(?:is_?)?success(?:es)?(?:_?rate)?)(?:[^a-z]|$)", re.IGNORECASE
+)
+# Shares of wrong words or characters: all are wrong where nothing, or always the same, is answered.
+_ERRORS = re.compile(r"(?:^|[^a-z])(?:wer|cer|(?:word|char(?:acter)?)_?error(?:_?rate)?)(?:[^a-z]|$)", re.IGNORECASE)
+# What a constant answer scores 0 or less in. Some tasks allow for little more.
+_SIGNED = re.compile(
+    r"(?:^|[^a-z])(?:r2|mcc|matthews(?:_?corr(?:elation|coef)?)?|kappa|qwk)(?:[^a-z\d]|$)", re.IGNORECASE
+)
+_JUDGE = re.compile(r"(?:^|[^a-z])(?:d|dis|disc|discriminator)[_ ./-]?loss|loss[_ ./-]?(?:d|disc\w*)$", re.IGNORECASE)
+_FORGER = re.compile(r"(?:^|[^a-z])(?:g|gen|generator)[_ ./-]?loss|loss[_ ./-]?(?:g|gen\w*)$", re.IGNORECASE)
 _ACCURACY = re.compile(r"(?:^|[^a-z])acc(?:uracy)?(?:[^a-z]|$)", re.IGNORECASE)
 
 
@@ -37,7 +48,17 @@ class ScoreRule:
     worthless_points: int = 8
     """… over this many evaluations …"""
     worthless_steps: float = 1000.0
-    """… and this many steps: detectors and translators begin at nothing, too."""
+    """… and this many steps: detectors and translators begin at nothing, too. Where rows are epochs, …"""
+    worthless_epochs: int = 30
+    """… over this many of them."""
+    evaluations: int = 20
+    """Evaluations from which a run in which none of what was held out got better has not shown that it learns."""
+    small_loss: float = 0.02
+    """A held-out loss that begins below this has little to gain."""
+    won: float = 0.01
+    """A discriminator's loss below this, in its last third, has won …"""
+    lost: float = 5.0
+    """… where the generator's is then this many times what it began at."""
     frozen_points: int = 10
     """Evaluations from which a held-out accuracy that is the same to the last digit is that of one constant answer …"""
     frozen_good: float = 0.9
@@ -62,54 +83,112 @@ class ScoreRule:
     def find_worthless(self, signals: Sequence[Signal]) -> Signal | None:
         """Return the score of a long run in which none ever rose above ``worthless``, and one was above 0.
 
-        Held-out scores decide where there are any.
+        Held-out scores decide where there are any; rates of errors count from 1 down. An agent is judged by its reward.
         """
-        scores = self._scores(signals)
-        long = [signal for signal in scores if self._is_long(signal)]
-        told = [signal for signal in long if float(np.nanmax(signal.values)) > 0.0]
+        if of_kind(signals, "reward"):
+            return None
+        scores = self._scores(signals, _OVERLAP, _MATCH, _ERRORS)
+        told = [signal for signal in scores if self._is_long(signal) and np.any(signal.values != 0.0)]
         return told[0] if told and not any(self._is_worth(signal) for signal in scores) else None
 
     def proves_nothing(self, signals: Sequence[Signal]) -> str | None:
-        """Say which score keeps a run whose loss falls from being called healthy; None where no score does."""
-        scores = self._scores(signals)
-        if any(self._is_long(signal) for signal in scores) and not any(self._is_worth(signal) for signal in scores):
-            return f"no score ever rises above {self.worthless:g} ({scores[0].name})"
-        held_out = [signal for signal in of_kind(signals, "metric") if signal.metadata.get("split") == "eval"]
-        frozen = [signal for signal in held_out if _ACCURACY.search(signal.name) and self._is_frozen(signal)]
-        others = [*held_out, *of_kind(signals, "eval_loss", "reward")]
-        others = [signal for signal in others if count_of(signal) >= self.worthless_points and signal not in frozen]
-        if frozen and not any(self.progress.got_better(signal) for signal in others):
-            return f"{frozen[0].name!r} is {float(frozen[0].values[0]):.4g} at all {len(frozen[0].values)} points"
-        return None
+        """Say what keeps a run whose loss falls from being called healthy; None where nothing does.
 
-    def _scores(self, signals: Sequence[Signal]) -> list[Signal]:
-        """Return the scores of the whole task that were measured more than once, those held out where there are any."""
+        An agent is judged by its reward.
+        """
+        if of_kind(signals, "reward"):
+            return None
+        scores = self._scores(signals, _OVERLAP, _MATCH, _ERRORS, _SIGNED)
+        if any(self._is_long(signal) for signal in scores) and not any(self._is_worth(signal) for signal in scores):
+            return f"no score ever shows more than nothing ({scores[0].name})"
+        return self._constant_answer(signals) or self._only_training(signals) or self._lost_game(signals)
+
+    def _constant_answer(self, signals: Sequence[Signal]) -> str | None:
+        held_out = _held_out(signals)
+        frozen = [signal for signal in held_out if _ACCURACY.search(signal.name) and self._is_frozen(signal)]
+        others = [s for s in held_out if count_of(s) >= self.worthless_points and s not in frozen]
+        if not frozen or any(self.progress.got_better(signal) for signal in others):
+            return None
+        return f"{frozen[0].name!r} is {float(frozen[0].values[0]):.4g} at all {len(frozen[0].values)} points"
+
+    def _only_training(self, signals: Sequence[Signal]) -> str | None:
+        """Say that many evaluations never got better, and are not good, whatever the training loss did."""
+        known = [s for s in _held_out(signals) if s.kind == "eval_loss" or "higher_is_better" in s.metadata]
+        known = [s for s in known if float(np.ptp(s.values)) != 0.0]  # What never changes was not measured.
+        long = [s for s in known if s.layer is None and count_of(s) >= self.evaluations and self.select.began(s.steps)]
+        if not long or any(
+            self.progress.beats_chance(s) or self._is_good(s) for s in known if count_of(s) >= self.worthless_points
+        ):
+            return None
+        return f"of what was held out nothing got better in {count_of(long[0])} evaluations ({long[0].name})"
+
+    def _lost_game(self, signals: Sequence[Signal]) -> str | None:
+        """Say that a discriminator won for good: the generator has nothing to learn from."""
+        losses = [s for s in of_kind(signals, "loss") if count_of(s) >= self.evaluations]
+        judges = [s for s in losses if _JUDGE.search(s.name)]
+        forgers = [s for s in losses if _FORGER.search(s.name)]
+        won = [s for s in judges if 0.0 <= _late(s) <= self.won]
+        if not won or len(won) < len(judges) or not forgers:
+            return None
+        lost = all(_late(s) >= self.lost * max(_early(s), self.won) for s in forgers)
+        return f"the discriminator wins for good ({won[0].name}, {forgers[0].name})" if lost else None
+
+    def _scores(self, signals: Sequence[Signal], *names: re.Pattern[str]) -> list[Signal]:
+        """Return the scores of the whole task, by their names; those held out where there are any."""
         found = [
             signal
             for signal in of_kind(signals, "metric")
             if signal.layer is None
-            and (_OVERLAP.search(signal.name) or _MATCH.search(signal.name))
-            and signal.metadata.get("higher_is_better")
+            and any(name.search(signal.name) for name in names)
+            and bool(signal.metadata.get("higher_is_better")) is not bool(_ERRORS.search(signal.name))
             and count_of(signal) > 0
         ]
         return [signal for signal in found if signal.metadata.get("split") == "eval"] or found
 
     def _is_long(self, signal: Signal) -> bool:
         spans = float(signal.steps[-1] - signal.steps[0]) >= self.worthless_steps
-        return count_of(signal) >= self.worthless_points and spans and self.select.began(signal.steps)
+        enough = count_of(signal) >= (self.worthless_points if spans else self.worthless_epochs)
+        return enough and self.select.began(signal.steps)
 
     def _is_worth(self, signal: Signal) -> bool:
         values = signal.values[np.isfinite(signal.values)]
-        return float(values.max()) > self.worthless or float(values.min()) < 0.0 or self._climbs(values)
+        if _ERRORS.search(signal.name):
+            values = 1.0 - self.select.as_share(values)
+            return float(values.max()) > self.worthless
+        return float(values.max()) > self.worthless or (self._climbs(values) and self.progress.beats_chance(signal))
+
+    def _is_good(self, signal: Signal) -> bool:
+        """Return whether a held-out share leaves little to gain."""
+        values = self.select.as_share(signal.values[np.isfinite(signal.values)])
+        good = (
+            bool(signal.metadata.get("higher_is_better")) and self.frozen_good <= float(np.median(values[-3:])) <= 1.0
+        )
+        return good or (signal.kind == "eval_loss" and 0.0 <= float(values[0]) < self.small_loss)
 
     def _climbs(self, values: NDArray[np.float64]) -> bool:
         third = len(values) // 3
         if not third:
             return False
-        return float(np.median(values[-third:])) > self.nothing_climbs * float(np.median(values[third:-third]))
+        middle = float(np.median(values[third:-third]))
+        return float(np.median(values[-third:])) > middle + (self.nothing_climbs - 1.0) * abs(middle)
 
     def _is_frozen(self, signal: Signal) -> bool:
         values = self.select.as_share(signal.values[np.isfinite(signal.values)])
         if len(values) < self.frozen_points or float(np.ptp(values)) > 0.0:
             return False
         return 0.0 < float(values[0]) < self.frozen_good
+
+
+def _held_out(signals: Sequence[Signal]) -> list[Signal]:
+    held_out = [signal for signal in of_kind(signals, "metric") if signal.metadata.get("split") == "eval"]
+    return [*held_out, *of_kind(signals, "eval_loss")]
+
+
+def _early(signal: Signal) -> float:
+    values = signal.values[np.isfinite(signal.values)]
+    return float(np.median(values[: len(values) // TENTH]))
+
+
+def _late(signal: Signal) -> float:
+    values = signal.values[np.isfinite(signal.values)]
+    return float(np.median(values[-(len(values) // 3) :]))
