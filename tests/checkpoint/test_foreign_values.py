@@ -46,6 +46,40 @@ def test_an_archive_that_torch_refuses_is_damaged(change: dict[str, bytes | None
         open_item(memory_reader(data), len(data), KnownItems(), check=True)
 
 
+class Reduced:
+    """Is saved as any call, and state, of NumPy's that an archive may hold."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts = parts
+
+    def __reduce__(self) -> Any:
+        return self._parts
+
+
+def time_type(unit: bytes, *numbers: int) -> Any:
+    return Reduced(np.dtype, ("m8", False, True), (4, "<", None, None, None, -1, -1, 0, ({}, (unit, *numbers))))
+
+
+@pytest.mark.parametrize(
+    ("unit", "numbers"),
+    [(b"h", (0, 1, 1)), (b"h", (-1, 1, 1)), (b"h", (5, 0, 1)), (b"h", (1, 7, 1)), (b"h", (2**31, 1, 1)),
+     (b"generic", (0, 1, 1)), (b"generic", (5, 1, 1)), (b"h", (1, 1, 7))],
+)  # fmt: skip
+def test_a_time_that_numpy_would_not_read_again_is_refused(unit: bytes, numbers: tuple[int, ...]) -> None:
+    with pytest.raises(UnsafeCheckpointError):
+        decode_item(archive([time_type(unit, *numbers)]), check=True, tensor="w", file="f")
+
+
+@pytest.mark.parametrize("code", ["S0", "U0"])
+def test_text_without_length_takes_no_memory_however_much_of_it_there_is(code: str) -> None:
+    from numpy._core.multiarray import _reconstruct
+
+    count = 10**12
+    data = archive([Reduced(_reconstruct, (np.ndarray, (0,), b"b"), (1, (count,), np.dtype(code), False, b""))])
+    (made,) = decode_item(data, check=True, tensor="w", file="f").value
+    assert (made.dtype.str[1:], made.shape, made.nbytes) == (code, (count,), 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex64])
 def test_a_tensor_saved_on_a_machine_of_the_other_byte_order_has_the_same_values(dtype: torch.dtype) -> None:
     tensor = random_bits(5, 3, dtype=dtype)

@@ -42,6 +42,15 @@ OBJECTS: dict[str, Any] = {
     "record array with arrays in it": np.ones(2, dtype=[("a", "i4"), ("b", "f8", (2,)), ("c", "U2", (1, 2))]),
     "record array with aligned fields": np.ones(2, dtype=np.dtype([("a", "i1"), ("b", "f8")], align=True)),
     "array of many dimensions": np.ones((1,) * 32),
+    "array of bytes without length": np.zeros(4096, dtype=[("a", "S0")])["a"],
+    "array of text without length": np.zeros((2, 3), dtype=[("a", "U0")])["a"],
+    "no text without length": np.zeros(0, dtype=[("a", "U0")])["a"],
+    "array of nothing": np.zeros(3, dtype="V0"),
+    "records of text without length": np.zeros(3, dtype=[("a", "S0"), ("b", "U0"), ("c", "i4")]),
+    "scalar of no bytes": np.bytes_(b""),
+    "scalar of no text": np.str_(""),
+    "periods": np.array([1, 2], dtype="m8[25s]"),
+    "periods without a unit": np.array([1, 2], dtype="m8"),
     "scalar": np.float32(1.5),
     "integer scalar": np.int64(3),
     "dtype": np.dtype("float16"),
@@ -89,6 +98,7 @@ OBJECTS: dict[str, Any] = {
     "torch device": torch.device("cpu"),
     "torch device with a number": torch.device("cuda", 1),
     "parameter": [torch.nn.Parameter(torch.ones(2)), torch.eye(2).to_sparse()],
+    "empty sparse tensors": [torch.zeros(3, 4).to_sparse(), torch.zeros(0)],
     "tuple keys": {(1, "a"): 2},
 }
 

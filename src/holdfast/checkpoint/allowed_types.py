@@ -236,12 +236,17 @@ def _numpy_dtype(arguments: tuple[Any, ...], state: Any) -> Any:
     return np.dtype(made, metadata=metadata) if metadata else made
 
 
-def _numpy_time(code: str, name: Any, count: Any, *_rest: Any) -> Any:
+def _numpy_time(code: str, name: Any, count: Any, *rest: Any) -> Any:
     text = bytes(name).decode("ascii")
-    _only(int, count)
-    if not re.fullmatch(r"[A-Za-z]{1,7}", text):
+    _only(int, count, *rest)
+    # NumPy itself writes 1 for the divisor and the event, and reads no others.
+    if not re.fullmatch(r"[A-Za-z]{1,7}", text) or not 1 <= count < 1 << 31 or any(number != 1 for number in rest):
         raise ValueError(f"the unit {text!r}")
-    return np.dtype(code if text == "generic" else f"{code}[{count}{text}]")
+    if text != "generic":
+        return np.dtype(f"{code}[{count}{text}]")
+    if count != 1:
+        raise ValueError("a number of no unit")
+    return np.dtype(code)
 
 
 def _numpy_subarray(element: Any, shape: Any) -> Any:
@@ -307,8 +312,9 @@ def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray[Any, 
         return flat.reshape(shape, order=order)  # type: ignore[call-overload,no-any-return]
     if type(content) not in (bytes, bytearray) or len(content) != count * dtype.itemsize:
         raise ValueError("an array whose bytes do not match its shape")
-    if not dtype.itemsize or not count:
-        return np.empty(shape, dtype=dtype, order=order)  # type: ignore[call-overload,no-any-return]
+    if not content:
+        # As a field of records: NumPy makes arrays of text without length hold one character each, of any memory.
+        return np.zeros(shape, dtype=[("only", dtype)], order=order)["only"]  # type: ignore[call-overload,no-any-return]
     flat = np.frombuffer(bytearray(content), dtype=dtype)
     _check_text(flat)
     return flat.reshape(shape, order=order)  # type: ignore[call-overload,no-any-return]

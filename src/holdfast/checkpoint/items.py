@@ -368,7 +368,9 @@ class _Storages:
         if content is None or len(content) != count * dtype.itemsize:
             raise DamagedPickleError(f"the storage {key!r} is missing, or of a different size")
         # Of NumPy's memory: torch resizes its own for a tensor that extends beyond it, and shows what lay there before.
-        storage = torch.from_numpy(np.frombuffer(bytearray(content), dtype=np.uint8)).untyped_storage()
+        # An empty one has an address of its own all the same: torch saves no two types of storage at one address.
+        memory = np.frombuffer(bytearray(content or 1), dtype=np.uint8)[: len(content)]
+        storage = torch.from_numpy(memory).untyped_storage()
         if self._swap and dtype.itemsize > 1:
             storage.byteswap(dtype)  # type: ignore[no-untyped-call]
         if location != "cpu":
