@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -347,6 +348,21 @@ def test_parameter_hashes_differ_exactly_where_the_hashes_do(tmp_path: Path) -> 
     assert (first.values == second.values).tolist() == [True, True, True, False, False]
     assert first.layer == "w"
     assert first.metadata["sharded"] is False
+
+
+def test_parameter_hashes_some_of_which_look_like_numbers_are_hashes_all_the_same(tmp_path: Path) -> None:
+    hashes = random.Random(0)
+    names = [f"layer.{number}" for number in range(15)]
+    found = {(name, step): f"{hashes.getrandbits(32):08x}" for name in names for step in range(0, 48, 2)}
+    for rank in range(2):
+        records = [
+            {"step": step, "rank": rank, "parameter": name, "param_hash": value, "sharded": False}
+            for (name, step), value in found.items()
+        ]
+        (tmp_path / f"hashes_rank{rank}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (log,) = read_path(tmp_path)
+    assert log.format == "parameter-hashes"
+    assert {(signal.layer, signal.replica) for signal in log.signals} == {(name, r) for name in names for r in range(2)}
 
 
 def test_a_folder_of_runs_and_a_folder_that_is_one_run_are_told_apart(tmp_path: Path) -> None:

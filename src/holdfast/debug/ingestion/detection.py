@@ -25,6 +25,7 @@ from holdfast.errors import UnreadableLogError
 __all__ = ["default_formats", "rank_formats", "read_file"]
 
 _LEAST = 0.15
+_TELLS = LOSS_LIKE | {"param_hash"}
 
 
 def default_formats(limits: Limits | None = None) -> list[LogFormat]:
@@ -96,12 +97,12 @@ def _is_telling(log: RunLog) -> bool:
 
 
 def _shows_course(log: RunLog) -> bool:
-    """Return whether a reading holds a series that can show progress, or events.
+    """Return whether a reading holds a series that can show progress, hashes that ranks are compared by, or events.
 
     A format that knows its own lines and no others may read learning rates and pass over the losses between them.
     """
     runs = (log, *log.later)
-    return any(run.events or any(s.kind in LOSS_LIKE and len(s.steps) > 1 for s in run.signals) for run in runs)
+    return any(run.events or any(s.kind in _TELLS and len(s.steps) > 1 for s in run.signals) for run in runs)
 
 
 def _grasp(log: RunLog) -> tuple[bool, bool, float]:
