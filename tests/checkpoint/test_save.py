@@ -179,10 +179,35 @@ def test_a_background_save_that_fails_says_so_when_asked(tmp_path: Path) -> None
         pending.result(60)
 
 
-@pytest.mark.parametrize("options", [{"step": -1}, {"step": 1.5}, {"step": 1, "keep": 0}], ids=repr)
+@pytest.mark.parametrize(
+    "options", [{"step": -1}, {"step": 2**60 + 1}, {"step": 1.5}, {"step": 1, "keep": 0}], ids=repr
+)
 def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         checkpoint.save(state(), tmp_path / "c", **options)
+    assert names(tmp_path) == []
+
+
+def test_the_largest_step_that_is_taken_can_be_verified(tmp_path: Path) -> None:
+    checkpoint.save(state(), tmp_path / "c", step=2**60)
+    assert verify_checkpoint(tmp_path / "c", require_manifest=True).sound
+
+
+def test_a_path_that_no_file_can_have_is_refused_with_our_errors(tmp_path: Path) -> None:
+    for name in ("a\0b", "a\ud800", "a\0b/c"):
+        with pytest.raises(ConfigError, match="no file name can have"):
+            checkpoint.save(state(), tmp_path / name, step=1)
+        for read in (verify_checkpoint, latest_verified, lambda path: checkpoint.load(state(), path)):
+            with pytest.raises(UnusableCheckpointError):
+                read(tmp_path / name)
+    too_long = tmp_path / ("n" * 300)
+    with pytest.raises(CheckpointWriteError, match="too long"):
+        checkpoint.save(state(), too_long, step=1)
+    with pytest.raises(CheckpointWriteError, match="too long"):
+        checkpoint.async_save(state(), too_long / "c", step=1).result()
+    for read in (verify_checkpoint, latest_verified, lambda path: checkpoint.load(state(), path)):
+        with pytest.raises(UnusableCheckpointError, match="too long"):
+            read(too_long)
     assert names(tmp_path) == []
 
 

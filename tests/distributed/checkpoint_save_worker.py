@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -30,6 +32,21 @@ def is_refused(what: dict[str, Any], path: Path, step: int) -> bool:
     except ConfigError:
         return True
     return False
+
+
+class Interrupted(DefaultSavePlanner):
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        if dist.get_rank() == 1:
+            raise KeyboardInterrupt
+        return super().resolve_data(write_item)
+
+
+def end_of_interrupted_save(what: dict[str, Any], path: Path) -> str:
+    try:
+        checkpoint.save(what, path, step=9, planner=Interrupted())
+    except (KeyboardInterrupt, CheckpointWriteError) as error:
+        return f"{type(error).__name__}: {getattr(error, 'message', '')}"
+    return "none"
 
 
 def failure_of(what: dict[str, Any], path: Path, **options: Any) -> str:
@@ -93,5 +110,6 @@ def main(given: str) -> None:
         failure_of(state(mesh, 0), folder / ("last" if rank == 0 else "nothing")),
         failure_of(state(mesh, 0), folder / "last", num_workers=-rank),
     ]
+    found["interrupted"] = end_of_interrupted_save(state(mesh, 9), folder / "other")
     (folder.parent / f"rank{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

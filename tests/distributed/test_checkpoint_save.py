@@ -25,6 +25,10 @@ def test_two_ranks_save_one_checkpoint_that_verifies_and_loads(tmp_path: Path) -
     assert [report["disagreements"] for report in found] == [2, 2]
     assert [(report["last"], report["stands"]) for report in found] == [([5, 6, 7, 8], 8)] * 2
     assert [report["told"] for report in found] == [["UnusableCheckpointError", "ConfigError"]] * 2
+    assert [report["interrupted"] for report in found] == [
+        "CheckpointWriteError: the checkpoint could not be saved: KeyboardInterrupt",
+        "KeyboardInterrupt: ",
+    ]
     assert not list(folder.glob("other*"))
     assert not list(folder.glob(".other*"))
     assert sum(report["items"] for report in found) == 4

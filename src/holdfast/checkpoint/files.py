@@ -19,7 +19,16 @@ import psutil
 
 from holdfast.errors import CheckpointReadError, UnsafeCheckpointError
 
-__all__ = ["CheckpointFile", "FileLayer", "FileTable", "LocalFiles", "contained_path", "is_remote", "path_parts"]
+__all__ = [
+    "CheckpointFile",
+    "FileLayer",
+    "FileTable",
+    "LocalFiles",
+    "contained_path",
+    "is_file_name",
+    "is_remote",
+    "path_parts",
+]
 
 
 _LARGE_BYTES = 256 << 20
@@ -94,7 +103,7 @@ def contained_path(folder: Path, relative: str, *, follow_links_out: bool = Fals
     """
     # Plain strings: pathlib costs more than the system calls, and a tiny checkpoint is loaded in a millisecond.
     parts = path_parts(relative)
-    if relative.startswith("/") or ".." in parts or not parts or not _is_file_name(relative):
+    if relative.startswith("/") or ".." in parts or not parts or not is_file_name(relative):
         raise UnsafeCheckpointError(
             "the checkpoint's metadata names a file outside its folder, or one with an invalid name",
             file=relative,
@@ -117,7 +126,7 @@ def contained_path(folder: Path, relative: str, *, follow_links_out: bool = Fals
     return Path(real_place)
 
 
-def _is_file_name(name: str) -> bool:
+def is_file_name(name: str) -> bool:
     """Return whether a file could have the name; a pickle holds any text, lone surrogates included."""
     try:
         return b"\0" not in os.fsencode(name)

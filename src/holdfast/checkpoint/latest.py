@@ -104,8 +104,9 @@ def _candidates(folder: Path) -> list[tuple[int, int, Path]]:
             entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
         except FileNotFoundError:
             return []
-        except OSError as error:
-            raise UnusableCheckpointError(f"the folder cannot be read: {error.strerror}", folder=str(folder)) from error
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            text = getattr(error, "strerror", error)
+            raise UnusableCheckpointError(f"the folder cannot be read: {text}", folder=str(folder)) from error
         found = []
         for entry in entries:
             if not _leads_inside(entry) and (is_checkpoint(entry) or _is_begun(entry)):

@@ -20,18 +20,19 @@ class LoadOptions:
     trusted: bool
 
 
-def whole_number(name: str, value: Any, *, least: int) -> int:
+def whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     """Return an option as an ``int``.
 
     Raises:
-        ConfigError: it is not a whole number, or below ``least``.
+        ConfigError: it is not a whole number, below ``least`` or above ``most``.
     """
     try:
         number = operator.index(value) if type(value) is not bool else None
     except (TypeError, RuntimeError):  # RuntimeError: a tensor of several numbers
         number = None
-    if number is None or number < least:
-        raise ConfigError(f"{name} must be a whole number, {least} or more", value=value)
+    if number is None or number < least or (most is not None and number > most):
+        bounds = f"{least} or more" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"{name} must be a whole number, {bounds}", value=value)
     return number
 
 

@@ -125,9 +125,11 @@ class Staging:
     def close(self) -> None:
         """Let go of the folder, and remove it unless it was published."""
         if self._lock >= 0:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            _let_go(self._lock)
-            self._lock = -1
+            try:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            finally:  # interrupted, it leaves the rest to the next saver
+                _let_go(self._lock)
+                self._lock = -1
 
 
 def _hold(folder: Path) -> int:

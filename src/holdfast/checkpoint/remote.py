@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from holdfast.checkpoint.files import FileLayer, LocalFiles, is_remote
+from holdfast.checkpoint.files import FileLayer, LocalFiles, is_file_name, is_remote
 from holdfast.errors import CheckpointReadError, MissingDependencyError, UnusableCheckpointError
 
 __all__ = ["RemoteFiles", "is_url", "locate"]
@@ -46,6 +46,8 @@ def locate(path: str | os.PathLike[str], layer: FileLayer | None = None) -> tupl
             return Path(local[1]), LocalFiles()  # where links and pipes are distinguished from files
         return _ROOT, layer or RemoteFiles(_SCHEME.sub(r"\1://", os.fspath(path)))
     folder = Path(path)
+    if not is_file_name(str(folder)):
+        raise UnusableCheckpointError("the path has a character that no file name can have", folder=str(folder))
     if layer is None and not folder.is_absolute():
         with suppress(OSError):  # else the working folder is gone, and everything below it
             folder = Path.cwd() / folder

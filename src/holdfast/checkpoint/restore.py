@@ -8,6 +8,7 @@ as it was raised.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
+from holdfast.checkpoint.interrupts import interrupt_in
 from holdfast.checkpoint.reader import ParallelFileSystemReader
 from holdfast.checkpoint.report import LoadReport
 from holdfast.checkpoint.sharing import naming_peers
@@ -112,6 +114,7 @@ def load(
         process_group = sharing  # where torch gathers what failed: a rank that stalls costs one timeout, not two
     reader = _agreed_reader(path, options, None if alone else (process_group or dist.group.WORLD))
     planner = _NamingPlanner() if planner is None else planner
+    handled = sys.exc_info()[1]
     failure: CheckpointException | None = None
     try:
         with warnings.catch_warnings():
@@ -126,16 +129,17 @@ def load(
         with naming_peers():
             raise
     if failure is not None:
-        mine, _ = failure.failures.get(0 if alone else dist.get_rank(process_group), (None, None))
-        if mine is not None and not isinstance(mine, Exception):  # an interrupt is for the program to handle
-            raise mine
+        mine, _ = failure.failures.get(0 if alone else dist.get_rank(process_group), (failure, None))
+        interrupt = interrupt_in(mine, handled=handled)
+        if interrupt is not None:  # which is for the program to handle
+            raise interrupt from None
         causes = [reader.error, *(cause for cause, _ in failure.failures.values())]
         own = next((cause for cause in causes if isinstance(cause, HoldfastError)), None)
         if own is not None:
             raise own from failure
         rank, (cause, _) = next(iter(failure.failures.items()))
         named = misfit(planner) if isinstance(planner, DefaultLoadPlanner) else None
-        message = f"the checkpoint cannot be loaded: {cause}"
+        message = f"the checkpoint cannot be loaded: {str(cause) or type(cause).__name__}"
         raise named or CheckpointError(message, path=str(path), rank=rank) from failure
     assert reader.report is not None
     return reader.report

@@ -11,6 +11,7 @@ import copy
 import errno
 import os
 import shutil
+import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -27,11 +28,14 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_saver import _save_state_dict, _stateful_to_state_dict
 
+from holdfast.checkpoint.files import is_file_name
+from holdfast.checkpoint.interrupts import causes_of, interrupt_in
 from holdfast.checkpoint.not_allowed import Refusal
 from holdfast.checkpoint.options import whole_number
 from holdfast.checkpoint.remote import is_url
 from holdfast.checkpoint.writer import VerifiedWriter
 from holdfast.errors import CheckpointWriteError, ConfigError
+from holdfast.versioned import MAX_COUNT
 
 __all__ = ["PendingSave", "SaveReport", "async_save", "save"]
 
@@ -93,6 +97,8 @@ def save(
     Raises:
         CheckpointWriteError: it could not be saved (a full disk, say). Nothing is left of it, and what was saved before
             is as it was.
+        KeyboardInterrupt, SystemExit: this rank was asked to stop; nothing is left of it either. The others raise
+            CheckpointWriteError.
         ConfigError: the ranks disagree on path, step or run_id, or an option is invalid.
     """
     _wait_for(_others())
@@ -100,6 +106,7 @@ def save(
     target = _target(path)
     step, keep, thread_count = _checked(state_dict, step, run_id, keep, thread_count)
     alone = not (dist.is_available() and dist.is_initialized())
+    handled = sys.exc_info()[1]
     writer: VerifiedWriter | None = None
     try:
         writer = VerifiedWriter(
@@ -119,7 +126,13 @@ def save(
     except CheckpointWriteError:
         raise
     except (CheckpointException, OSError) as error:
-        raise _write_error(error, target) from error
+        mine: BaseException = error
+        if isinstance(error, CheckpointException):
+            mine, _ = error.failures.get(0 if alone else dist.get_rank(process_group), (error, None))
+        interrupt = interrupt_in(mine, handled=handled)
+        if interrupt is not None:
+            raise interrupt from None
+        raise _write_error(error, target, handled=handled) from error
     finally:
         if writer is not None:
             writer.close()
@@ -182,10 +195,11 @@ def async_save(
             "async_save needs its own process group",
             hint='pass process_group=torch.distributed.new_group(backend="gloo"), created once on all ranks',
         )
+    handled = sys.exc_info()[1]
     try:
         copied = _copied(_stateful_to_state_dict(state_dict))
     except Exception as error:
-        raise _write_error(error, target) from error
+        raise _write_error(error, target, handled=handled) from error
     future: Future[SaveReport] = Future()
 
     def work() -> None:
@@ -251,6 +265,8 @@ def _target(path: str | os.PathLike[str]) -> Path:
     given = os.fspath(path)
     if is_url(given):
         raise ConfigError("checkpoint.save writes to local folders only", path=given, hint="copy it there afterwards")
+    if not is_file_name(given):
+        raise ConfigError("the path has a character that no file name can have", path=given)
     target = Path(os.path.abspath(given))
     head, name = os.path.split(given.rstrip(os.sep))
     if name in ("", ".", "..") or not target.name:
@@ -259,7 +275,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
         if not os.path.isdir(head):
             raise ConfigError("a parent folder of the path does not exist", path=given)
         target = Path(os.path.realpath(head)) / name
-    return Path(os.path.realpath(target)) if target.is_symlink() else target
+    return Path(os.path.realpath(target)) if os.path.islink(target) else target
 
 
 def _checked(
@@ -276,21 +292,23 @@ def _checked(
             hint="call torch.serialization.set_crc32_options(True), which is the default",
         )
     return (
-        whole_number("step", step, least=0),
+        whole_number("step", step, least=0, most=MAX_COUNT),
         None if keep is None else whole_number("keep", keep, least=1),
         whole_number("thread_count", thread_count, least=1),
     )
 
 
-def _write_error(error: BaseException, target: Path) -> BaseException:
+def _write_error(error: BaseException, target: Path, *, handled: BaseException | None) -> BaseException:
     causes = [error]
     if isinstance(error, CheckpointException):
         causes = [cause for cause, _ in error.failures.values()]
     own = next((cause for cause in causes if isinstance(cause, (CheckpointWriteError, ConfigError))), None)
     if own is not None:
         return own
-    problem = next(filter(None, map(_os_error, causes)), causes[0] if causes else error)
-    text = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+    # What the operating system said, where it did: torch's zip writer raises something else after it.
+    every = (one for cause in causes for one in causes_of(cause, handled=handled))
+    problem = next((one for one in every if isinstance(one, OSError)), causes[0] if causes else error)
+    text = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
     full = isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
     advice = "make room" if full else "see the cause"
     return CheckpointWriteError(
@@ -313,13 +331,6 @@ def _refusals(refused: dict[str, Refusal]) -> str:
         f"the checkpoint is saved, but a load will refuse some of its objects: {'; '.join(named)}. Store plain data, "
         "allow their classes with torch.serialization.add_safe_globals before you load it, or pass trusted=True then"
     )
-
-
-def _os_error(error: BaseException | None) -> OSError | None:
-    """Return what the operating system said: torch's zip writer raises something else after it."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def _free_bytes(target: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.futures import Future
 
 from holdfast.checkpoint.archive import ReadAt
 from holdfast.checkpoint.files import CheckpointFile, LocalFiles
+from holdfast.checkpoint.interrupts import interrupt_in
 from holdfast.checkpoint.items import MAX_CACHED_OBJECT_BYTES, memory_reader, refusal_of
 from holdfast.checkpoint.manifest import (
     MANIFEST,
@@ -82,9 +84,13 @@ class VerifiedWriter(FileSystemWriter):
         self._alone = alone
         self._staging = Staging(target)
         self._coordinator = alone or dist.get_rank(group) == 0
-        self._begin()
-        # Synced here, all files at once: the file system then commits its journal once, not once per file.
-        super().__init__(self._staging.folder, sync_files=False, overwrite=False, thread_count=thread_count)
+        try:
+            self._begin()
+            # Synced here, all files at once: the file system then commits its journal once, not once per file.
+            super().__init__(self._staging.folder, sync_files=False, overwrite=False, thread_count=thread_count)
+        except BaseException:
+            self.close()
+            raise
 
     def _begin(self) -> None:
         """Agree on what is saved, and make the hidden folder, before any rank writes; all ranks hear if that fails."""
@@ -119,7 +125,14 @@ class VerifiedWriter(FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's items, and digest them as they lie in the files."""
-        results = super().write_data(plan, planner).value()
+        handled = sys.exc_info()[1]
+        try:
+            results = super().write_data(plan, planner).value()
+        except Exception as error:  # of torch's zip writer, say; told to other ranks an error loses what led to it
+            interrupt = interrupt_in(error, handled=handled)
+            if interrupt is None:
+                raise
+            raise interrupt from None
         tensors = {item.index for item in plan.items if item.tensor_data is not None}
         per_file: dict[str, list[WriteResult]] = {}
         for result in results:
