@@ -71,9 +71,9 @@ def test_parts_that_trade_with_each_other_do_not_diverge(name: str) -> None:
     assert not found_by(DivergentTrainingDetector(), *HEALTHY_PARTS[name])
 
 
-def _stepped(held_out: tuple[float, float, float]) -> list[Signal]:
+def _stepped(held_out: tuple[float, float, float], end: float = 0.0007) -> list[Signal]:
     """A training loss near zero that steps up for good, and the held-out loss before, around and after that."""
-    train = np.concatenate((np.geomspace(0.0014, 0.00023, 800), np.full(400, 0.0009))) * (
+    train = np.concatenate((np.geomspace(0.0014, 0.00023, 800), np.full(400, end))) * (
         1 + 0.02 * rng().standard_normal(1200)
     )
     first, before, after = held_out
@@ -95,6 +95,10 @@ def test_a_step_of_the_training_loss_is_no_divergence_where_the_held_out_loss_st
     held_out: tuple[float, float, float], alarms: int
 ) -> None:
     assert len(found_by(DivergentTrainingDetector(), *_stepped(held_out))) == alarms
+
+
+def test_a_held_out_loss_that_stays_excuses_nothing_where_the_training_loss_gives_up_most_of_its_gain() -> None:
+    assert len(found_by(DivergentTrainingDetector(), *_stepped((0.003, 0.0002, 0.0002), end=0.0012))) == 1
 
 
 def test_a_held_out_loss_that_stays_excuses_nothing_where_the_answers_are_lost() -> None:

@@ -40,6 +40,9 @@ class ExcuseRule:
     many times its level before …"""
     held_out_given_up: float = 0.15
     """… and gives up this share of its fall at most: what is lost is lost on held-out data too."""
+    given_up: float = 0.5
+    """… and the rising loss itself gives up less than this share of what it had gained: where the training data is lost
+    again, held-out data that is kept excuses nothing."""
     metric_fall: float = 0.05
     """The share of its level that a metric may lose meanwhile: more is lost with the loss."""
     right_answers: float = 0.9
@@ -61,9 +64,13 @@ class ExcuseRule:
 
     def excuses(self, name: str, step: float, signals: Sequence[Signal]) -> bool:
         """Return whether what is logged beside a loss says that its rise from a step on lost nothing."""
-        return self._improves(step, signals) or self._is_reweighted(name, step, signals) or self._answers_right(signals)
+        return (
+            self._improves(name, step, signals)
+            or self._is_reweighted(name, step, signals)
+            or self._answers_right(signals)
+        )
 
-    def _improves(self, step: float, signals: Sequence[Signal]) -> bool:
+    def _improves(self, name: str, step: float, signals: Sequence[Signal]) -> bool:
         """Return whether a held-out loss kept falling through the rise, or kept what it had gained."""
         for signal in evaluation_losses(signals):
             finite = np.isfinite(signal.values)
@@ -75,7 +82,16 @@ class ExcuseRule:
                 return True
             before = signal.values[finite & (signal.steps < step)]
             if self._is_kept(before, later) and not self._any_metric_falls(step, signals):
-                return True
+                return not self._is_lost(name, step, signals)
+        return False
+
+    def _is_lost(self, name: str, step: float, signals: Sequence[Signal]) -> bool:
+        """Return whether a loss gives up much of what it had gained before a step."""
+        for signal in main_losses(signals):
+            levels = _levels(signal, step) if signal.name == name else None
+            if levels is not None:
+                first = float(signal.values[np.isfinite(signal.values)][0])
+                return levels[1] - levels[0] >= self.given_up * (first - levels[0])
         return False
 
     def _is_kept(self, before: NDArray[np.float64], after: NDArray[np.float64]) -> bool:
