@@ -40,6 +40,13 @@ def test_a_run_whose_rate_is_printed_as_zero_and_that_stands_still_is_a_plateau(
     assert verdict(*creeping(rate=1e-3)) is Verdict.UNKNOWN  # An excerpt that hardly gained: nothing is proven.
 
 
+def test_a_rate_that_is_printed_with_few_digits_is_not_zero() -> None:
+    signals = creeping(rate=0.0, fall=0.015)
+    coarse = signal("learning rate", np.where(np.arange(70) < 7, 1e-3, 0.0), kind="lr", steps=EPOCHS)
+    for rate in (coarse, signal("learning rate", np.zeros(70), kind="lr", steps=EPOCHS)):
+        assert found_by(LossPlateauDetector(), *signals[:2], rate) == ()
+
+
 @pytest.mark.parametrize(("fall", "gain"), [(0.3, 0.2), (0.3, 0.0), (0.004, 0.2)])
 def test_a_run_that_gains_has_a_rate_that_is_rounded_and_no_plateau(fall: float, gain: float) -> None:
     assert verdict(*creeping(rate=0.0, fall=fall, gain=gain)) is Verdict.HEALTHY

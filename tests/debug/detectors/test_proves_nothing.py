@@ -141,3 +141,27 @@ def test_a_discriminator_that_wins_for_good_proves_nothing() -> None:
     assert verdict(even, signal("g_loss", falling_loss(500, start=1.5, end=0.9, noise=0.05), kind="loss")) is (
         Verdict.HEALTHY
     )
+
+
+def frozen(count: int, *, noise: float = 0.05, level: float = 1.9) -> Signal:
+    values = falling_loss(600, start=2.5, end=level, noise=noise)
+    values[600 - count :] = values[600 - count]
+    return signal("loss", values)
+
+
+def test_a_noisy_loss_that_is_the_same_to_the_last_digit_from_a_step_on_is_a_plateau() -> None:
+    (found,) = found_by(LossPlateauDetector(), frozen(250))
+    assert (found.failure.name, found.severity, found.first_step) == ("plateau", Severity.WARNING, 350.0)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        frozen(12),
+        frozen(250, noise=0.0),  # the whole data at each step, converged
+        frozen(250, level=0.1, noise=0.004),
+        signal("loss", np.round(falling_loss(600, start=2.5, end=1.9, noise=0.002), 1)),  # rounded
+    ],
+)
+def test_a_loss_that_converged_or_is_rounded_is_not_frozen(loss: Signal) -> None:
+    assert found_by(LossPlateauDetector(), loss) == ()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
+from holdfast.debug.detectors.steps.baseline import Array
 from holdfast.debug.detectors.steps.evidence import FAIR, LIKELY, STRONG, detection
 from holdfast.debug.detectors.steps.select import of_kind
 from holdfast.debug.detectors.steps.stall import StallRule
@@ -66,17 +67,8 @@ class LossPlateauDetector(BaseDetector):
         """Report the first total loss that is stuck."""
         stall = self.stall.find(signals, minimum_span=self.live_span if context.live else None)
         if stall is None:
-            # A live run may yet find its first reward.
-            reward = None if context.live else self.stall.flat_reward(signals, source=context.source)
-            if reward is not None:
-                return DetectionResult(self.name, (self._unrewarded(reward),))
-            worthless = None if context.live else self.stall.score.find_worthless(signals)
-            if worthless is not None:
-                return DetectionResult(self.name, (self._worthless(worthless),))
-            warming = context.live or any(self.stall.still_rises(rate) for rate in of_kind(signals, "lr"))
-            stands = None if warming else self.standstill.find(signals)
-            halted = self.standstill.halted(signals)
-            return DetectionResult(self.name, () if stands is None else (self._nothing_better(stands, halted),))
+            found = self._beside_a_loss_that_moved(signals, context)
+            return DetectionResult(self.name, () if found is None else (found,))
         where = f", the level of {stall.guess}" if stall.guess else ""
         claim = (
             f"stays at {stall.level:.4g}{where}: fell by {max(stall.improvement, 0):.1%} in {stall.shape.count} "
@@ -97,65 +89,92 @@ class LossPlateauDetector(BaseDetector):
         )
         return DetectionResult(self.name, (found,))
 
+    def _beside_a_loss_that_moved(self, signals: Sequence[Signal], context: DetectionContext) -> Detection | None:
+        """Return what else says that nothing was learnt; a live run may yet find its first reward."""
+        if context.live:
+            return None
+        if (reward := self.stall.flat_reward(signals, source=context.source)) is not None:
+            return self._unrewarded(reward)
+        if (frozen := self.standstill.frozen(signals)) is not None:
+            return self._frozen(*frozen)
+        if (worthless := self.stall.score.find_worthless(signals)) is not None:
+            return self._worthless(worthless)
+        if any(self.stall.still_rises(rate) for rate in of_kind(signals, "lr")):
+            return None
+        stands = self.standstill.find(signals)
+        return None if stands is None else self._nothing_better(stands, self.standstill.halted(signals))
+
     def _nothing_better(self, signal: Signal, halted: Signal | None) -> Detection:
-        values, steps = signal.values[np.isfinite(signal.values)], signal.steps[np.isfinite(signal.values)]
+        values, steps = _finite(signal)
         third = len(values) // 3
         before, after = float(np.median(values[:third])), float(np.median(values[-third:]))
         claim = (
             f"is {after:.4g} in the last third of {len(values)} points and {before:.4g} in the first, "
             f"steps {steps[0]:g} to {steps[-1]:g}: nothing that was logged got better"
         )
-        return detection(
-            self.failure,
-            signal,
-            claim,
-            severity=Severity.WARNING,
-            confidence=FAIR,
-            first=float(steps[0]),
-            last=float(steps[-1]),
-            numbers={"before": before, "after": after},
-            facts=PlateauFacts(after, 0.0, None),
-            beside=() if halted is None else (_zero_rate(halted),),
+        beside = () if halted is None else (_zero_rate(halted),)
+        numbers = {"before": before, "after": after}
+        return self._warned(signal, claim, after, numbers, confidence=FAIR, beside=beside)
+
+    def _frozen(self, signal: Signal, begin: int) -> Detection:
+        values, steps = _finite(signal)
+        level, count = float(values[-1]), len(values) - begin
+        claim = (
+            f"is {level:.6g} to the last digit at the last {count} of {len(values)} points, from step "
+            f"{steps[begin]:g}; batches differed before"
         )
+        return self._warned(signal, claim, level, {"level": level, "points": float(count)}, begin=begin)
 
     def _worthless(self, signal: Signal) -> Detection:
-        values, steps = signal.values[np.isfinite(signal.values)], signal.steps[np.isfinite(signal.values)]
+        values, steps = _finite(signal)
         best, level = float(values.max()), float(np.median(values))
+        what = f"never rises above {best:.3g}" if signal.metadata.get("higher_is_better") else f"stays at {level:.3g}"
         claim = (
-            f"never rises above {best:.3g} in {len(values)} evaluations, steps {steps[0]:g} to {steps[-1]:g}: "
+            f"{what} in {len(values)} evaluations, steps {steps[0]:g} to {steps[-1]:g}: "
             "whatever the loss does, nothing was learnt of the task"
         )
-        return detection(
-            self.failure,
-            signal,
-            claim,
-            severity=Severity.WARNING,
-            confidence=LIKELY,
-            first=float(steps[0]),
-            last=float(steps[-1]),
-            numbers={"level": level, "best": best},
-            facts=PlateauFacts(level, 0.0, None),
-        )
+        return self._warned(signal, claim, level, {"level": level, "best": best})
 
     def _unrewarded(self, signal: Signal) -> Detection:
-        values = signal.values[np.isfinite(signal.values)]
+        values, steps = _finite(signal)
         level, spread = float(values.mean()), float(values.std())
         claim = (
             f"stays at {level:.4g} on average (spread {spread:.3g}) over {len(values)} points, "
-            f"steps {signal.steps[0]:g} to {signal.steps[-1]:g}: "
+            f"steps {steps[0]:g} to {steps[-1]:g}: "
             + ("the agent never got better" if self.stall.select.began(signal.steps) else "nothing is earned there")
         )
+        return self._warned(signal, claim, level, {"level": level, "spread": spread})
+
+    def _warned(
+        self,
+        signal: Signal,
+        claim: str,
+        level: float,
+        numbers: Mapping[str, float],
+        *,
+        confidence: float = LIKELY,
+        begin: int = 0,
+        beside: tuple[Evidence, ...] = (),
+    ) -> Detection:
+        _, steps = _finite(signal)
         return detection(
             self.failure,
             signal,
             claim,
             severity=Severity.WARNING,
-            confidence=LIKELY,
-            first=float(signal.steps[0]),
-            last=float(signal.steps[-1]),
-            numbers={"level": level, "spread": spread},
+            confidence=confidence,
+            first=float(steps[begin]),
+            last=float(steps[-1]),
+            numbers=numbers,
             facts=PlateauFacts(level, 0.0, None),
+            beside=beside,
         )
+
+
+def _finite(signal: Signal) -> tuple[Array, Array]:
+    """Return the finite values of a signal and their steps."""
+    finite = np.isfinite(signal.values)
+    return signal.values[finite], signal.steps[finite]
 
 
 def _zero_rate(rate: Signal) -> Evidence:

@@ -34,7 +34,18 @@ class StandstillRule:
     least_gain: float = 0.02
     """The share of its level by which the last third of a series may be better than the first: less is noise."""
     halted_share: float = 0.5
-    """The share of its rows at which a learning rate is 0: a schedule may end there."""
+    """The share of its rows at which a learning rate is 0: a schedule may end there …"""
+    halted_digits: float = 1e-5
+    """… where another row shows a rate as small as this: with fewer digits an ordinary rate is printed as 0, too."""
+    frozen_points: int = 20
+    """Points at the end at which a loss is the same to the last digit, and points before to know its noise by …"""
+    frozen_share: float = 0.2
+    """… and the share of the log that these are at least …"""
+    frozen_noise: float = 0.01
+    """… where neighbours differed by more than this share of the level before …"""
+    frozen_level: float = 0.5
+    """… and it stands at more than this share of where it began: what is learnt to the end differs in its last digits
+    by less than is printed."""
     progress: ProgressRule = field(default_factory=ProgressRule)
     """When a series gets better."""
     select: SelectRule = field(default_factory=SelectRule)
@@ -64,13 +75,37 @@ class StandstillRule:
         return None if any(self._gained(signal, halted=halted) for signal in told) else long[0]
 
     def halted(self, signals: Sequence[Signal]) -> Signal | None:
-        """Return a learning rate that is 0, or is printed as 0, in most rows, where no other is not.
+        """Return a learning rate that is 0, or is printed as 0 with digits enough, in most rows; no other may be more.
 
         What stands still beside it does so for that reason, in an excerpt too.
         """
         rates = of_kind(signals, "lr")
-        zero = all(count_of(s) > 0 and float(np.mean(s.values == 0.0)) >= self.halted_share for s in rates)
-        return rates[0] if rates and zero else None
+        zero = all(float(np.mean(rate.values == 0.0)) >= self.halted_share for rate in rates)
+        fine = any(np.any((rate.values > 0.0) & (rate.values <= self.halted_digits)) for rate in rates)
+        return rates[0] if zero and fine else None
+
+    def frozen(self, signals: Sequence[Signal]) -> tuple[Signal, int] | None:
+        """Return a loss whose batches differed, and that is the same to the last digit from a point to the end.
+
+        Nothing is learnt, and nothing measured, from there on. One that comes down to its lowest smoothly has
+        converged, and may be of the whole data at each step.
+        """
+        for signal in main_losses(signals):
+            values = signal.values[np.isfinite(signal.values)]
+            last = np.flatnonzero(values != values[-1]) if len(values) else values
+            begin = int(last[-1]) + 1 if len(last) else 0
+            before = values[max(0, begin - self.frozen_points) : begin]
+            if len(values) - begin < max(self.frozen_points, self.frozen_share * len(values)):
+                continue
+            if len(before) < self.frozen_points or values[-1] <= self.frozen_level * float(np.median(before)):
+                continue
+            if values[-1] > before.max():  # It rose: another failure, wherever it stays.
+                continue
+            started = float(np.median(values[: self.beside_points]))
+            alike = float(np.median(np.abs(np.diff(before)))) <= self.frozen_noise * abs(float(values[-1]))
+            if not alike and float(values[-1]) > self.frozen_level * started:
+                return signal, begin
+        return None
 
     def _gained(self, signal: Signal, *, halted: bool) -> bool:
         """Return whether a series got better, beyond chance or by more than ``least_gain`` for whatever reason."""
