@@ -287,7 +287,9 @@ class CheckpointError(HoldfastError, RuntimeError):
 
 
 class CheckpointReadError(CheckpointError, OSError):
-    """The disk or the file layer failed."""
+    """The disk or the file layer failed, or another checkpoint took the place of this one while it was read."""
+
+    replaced: bool = False
 
 
 class CheckpointWriteError(CheckpointError, OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from holdfast import checkpoint
+from holdfast.checkpoint.files import LocalFiles
 from holdfast.errors import CheckpointWriteError, ConfigError, HoldfastError
 
 
@@ -47,6 +49,19 @@ def end_of_interrupted_save(what: dict[str, Any], path: Path) -> str:
     except (KeyboardInterrupt, CheckpointWriteError) as error:
         return f"{type(error).__name__}: {getattr(error, 'message', '')}"
     return "none"
+
+
+class Replacing(LocalFiles):
+    """Puts another checkpoint in the place of one between reading its metadata and its data."""
+
+    def __init__(self, path: Path, other: Path) -> None:
+        self.path, self.other = path, other
+
+    def open(self, path: Path) -> int:
+        if path.suffix == ".distcp" and self.other.exists():
+            self.path.rename(self.path.with_name(".old"))
+            self.other.rename(self.path)
+        return super().open(path)
 
 
 def failure_of(what: dict[str, Any], path: Path, **options: Any) -> str:
@@ -111,5 +126,14 @@ def main(given: str) -> None:
         failure_of(state(mesh, 0), folder / "last", num_workers=-rank),
     ]
     found["interrupted"] = end_of_interrupted_save(state(mesh, 9), folder / "other")
+    # One rank begins with one checkpoint and continues with another: all hear of it, and none waits for another.
+    one, other = folder.parent / "one", folder.parent / "other"
+    if rank == 0:
+        shutil.copytree(folder / "step-1", one)
+        shutil.copytree(folder / "last", other)
+    dist.barrier()
+    layer = Replacing(one, other) if rank == 0 else None
+    found["replaced"] = failure_of(state(mesh, 0), one, file_layer=layer)
+    found["again"] = failure_of(state(mesh, 0), one)
     (folder.parent / f"rank{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

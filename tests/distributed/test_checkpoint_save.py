@@ -29,6 +29,7 @@ def test_two_ranks_save_one_checkpoint_that_verifies_and_loads(tmp_path: Path) -
         "CheckpointWriteError: the checkpoint could not be saved: KeyboardInterrupt",
         "KeyboardInterrupt: ",
     ]
+    assert [(report["replaced"], report["again"]) for report in found] == [("CheckpointReadError", "none")] * 2
     assert not list(folder.glob("other*"))
     assert not list(folder.glob(".other*"))
     assert sum(report["items"] for report in found) == 4

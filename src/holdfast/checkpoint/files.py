@@ -25,6 +25,7 @@ __all__ = [
     "FileTable",
     "LocalFiles",
     "contained_path",
+    "identity_of",
     "is_file_name",
     "is_remote",
     "path_parts",
@@ -134,7 +135,8 @@ def is_file_name(name: str) -> bool:
         return False
 
 
-def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+def identity_of(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Return what tells a file from another, and from itself once it was written to: device, inode, size and time."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -166,7 +168,7 @@ class CheckpointFile:
         except BaseException:
             layer.close(self._descriptor)
             raise
-        self._identity = _identity(status)
+        self._identity = identity_of(status)
         self.size = status.st_size
         self.remote = is_remote(layer)
 
@@ -222,8 +224,8 @@ class CheckpointFile:
     def check_unchanged(self) -> None:
         """Raise when the file was written to, or another put in its place, since it was opened."""
         try:
-            now = _identity(self._layer.status(self._descriptor))
-            there = _identity(self._layer.status_of(self.path))
+            now = identity_of(self._layer.status(self._descriptor))
+            there = identity_of(self._layer.status_of(self.path))
         except OSError as error:
             raise _read_error("the file vanished while it was being read", self.relative, error) from error
         if now != self._identity or there != self._identity:

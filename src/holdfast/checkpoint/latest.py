@@ -8,13 +8,15 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.checkpoint.files import LocalFiles
 from holdfast.checkpoint.manifest import MANIFEST, read_manifest
 from holdfast.checkpoint.metadata_files import is_checkpoint
 from holdfast.checkpoint.options import whole_number
-from holdfast.checkpoint.remote import is_url
-from holdfast.checkpoint.verify import VerifyReport, verify_checkpoint
+from holdfast.checkpoint.remote import is_url, locate
+from holdfast.checkpoint.replaced import FolderWatch, read_again
+from holdfast.checkpoint.verify import VerifyReport, verify_once
 from holdfast.errors import CheckpointError, ConfigError, HoldfastError, UnusableCheckpointError
 
 __all__ = ["VerifiedCheckpoint", "latest_verified"]
@@ -61,33 +63,41 @@ def latest_verified(
 
     Raises:
         UnusableCheckpointError: there are checkpoints, and none of them is sound; names each with its reason.
+        CheckpointReadError: the newest was replaced by another whenever it was read (``replaced``).
         ConfigError: the folder is a URL.
     """
     if is_url(folder):
         raise ConfigError("latest_verified only works on local folders", folder=os.fspath(folder))
     if not_after is not None:
         not_after = whole_number("not_after", not_after, least=0)
+    return read_again(
+        lambda: _latest(
+            Path(folder), not_after, require_manifest=require_manifest, trusted=trusted, num_workers=num_workers
+        )
+    )
+
+
+def _latest(folder: Path, not_after: int | None, **options: Any) -> VerifiedCheckpoint | None:
     passed_over: list[tuple[Path, str]] = []
-    for step, _, path in sorted(_candidates(Path(folder)), reverse=True):
+    for step, _, path, watch in sorted(_candidates(folder), key=lambda found: found[:3], reverse=True):
         if not_after is not None and not_after < step < _UNKNOWN:
             continue
         if path.is_symlink():
             passed_over.append((path, "it is a link that leads out of the folder"))
             continue
+        report, reason = None, ""
         try:
-            report = verify_checkpoint(
-                path, require_manifest=require_manifest, trusted=trusted, num_workers=num_workers
-            )
+            report = verify_once(path, *locate(path), **options)
+            reason = report.reason
         except CheckpointError as error:
-            passed_over.append((path, error.message))
-            continue
-        if report.sound:
+            reason = error.message
+        if watch.replaced() and path.exists():  # of another step, and sound for all that is known
+            raise watch.error()
+        if report is not None and report.sound:
             return VerifiedCheckpoint(path, step, tuple(passed_over), report)
-        passed_over.append((path, report.reason))
+        passed_over.append((path, reason))
     if not all(path.exists() for path, _ in passed_over):  # a saver has removed it, for a newer one
-        return latest_verified(
-            folder, not_after=not_after, require_manifest=require_manifest, trusted=trusted, num_workers=num_workers
-        )
+        return _latest(folder, not_after, **options)
     if passed_over:
         raise UnusableCheckpointError(
             "none of the checkpoints can be used: " + "; ".join(f"{path.name}: {why}" for path, why in passed_over),
@@ -97,7 +107,7 @@ def latest_verified(
     return None
 
 
-def _candidates(folder: Path) -> list[tuple[int, int, Path]]:
+def _candidates(folder: Path) -> list[tuple[int, int, Path, FolderWatch]]:
     """Return the checkpoints in a folder, whole or not, with their step and when they were written."""
     while True:
         try:
@@ -110,8 +120,9 @@ def _candidates(folder: Path) -> list[tuple[int, int, Path]]:
         found = []
         for entry in entries:
             if not _leads_inside(entry) and (is_checkpoint(entry) or _is_begun(entry)):
+                watch = FolderWatch(entry, LocalFiles())
                 with suppress(FileNotFoundError):
-                    found.append((_step(entry), entry.stat().st_mtime_ns, entry))
+                    found.append((_step(entry), entry.stat().st_mtime_ns, entry, watch))
         if all(map(os.path.lexists, entries)):  # else a saver has removed one since, and the newer one is not listed
             return found
 

@@ -35,6 +35,7 @@ from holdfast.checkpoint.process_engine import TransformProcesses
 from holdfast.checkpoint.progress import progress_callback
 from holdfast.checkpoint.refusals import every_refusal
 from holdfast.checkpoint.remote import is_url, locate
+from holdfast.checkpoint.replaced import FolderWatch
 from holdfast.checkpoint.report import LoadProgress, LoadReport, ReportBuilder
 from holdfast.checkpoint.sequential import load_sequentially, read_whole
 from holdfast.checkpoint.sharing import NodeSharing, check_group
@@ -128,6 +129,7 @@ class ParallelFileSystemReader(FileSystemReader):
         self.path = path if is_url(path) else Path(path)
         self._folder, self._layer = locate(path, self._file_layer)
         self._kept: Described | None = None  # what keep_metadata() has read
+        self._watch = FolderWatch(self._folder, self._layer)
 
     def __repr__(self) -> str:
         return f"holdfast.ParallelFileSystemReader({str(self.path)!r})"
@@ -166,6 +168,8 @@ class ParallelFileSystemReader(FileSystemReader):
         """
         rank = kwargs.get("rank")
         kept, self._kept = self._kept, None
+        if kept is None and rank is None:
+            self._watch = FolderWatch(self._folder, self._layer)
         try:
             described = kept or describe_checkpoint(
                 self._folder,
@@ -178,8 +182,8 @@ class ParallelFileSystemReader(FileSystemReader):
             # Torch asks for the rank's own metadata after any failure; what went wrong first is what the user needs.
             if rank is not None and self.error is not None and isinstance(error, UnusableCheckpointError):
                 raise self.error from error
-            self.error = error
-            raise
+            self.error = self._watch.explained(error)
+            raise self.error  # noqa: B904 — it is that error, or has it as its cause
         self.error = None
         self._described = described
         metadata = described.metadata
@@ -231,8 +235,8 @@ class ParallelFileSystemReader(FileSystemReader):
         try:
             self.report = self._read(plan, planner)
         except Exception as error:
-            self.error = error
-            raise
+            self.error = self._watch.explained(error)
+            raise self.error  # noqa: B904 — it is that error, or has it as its cause
         future: Future[None] = Future()
         future.set_result(None)
         return future

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from holdfast.checkpoint.interrupts import interrupt_in
 from holdfast.checkpoint.reader import ParallelFileSystemReader
+from holdfast.checkpoint.replaced import read_again
 from holdfast.checkpoint.report import LoadReport
 from holdfast.checkpoint.sharing import naming_peers
 from holdfast.errors import CheckpointError, CheckpointMismatchError, HoldfastError
@@ -106,9 +107,27 @@ def load(
         What was read and checked on this rank.
 
     Raises:
-        CheckpointError: it cannot be loaded; the error of this rank, or else of the first rank that failed.
+        CheckpointError: it cannot be loaded; the error of this rank, or else of the first rank that failed. One process
+            reads again where another checkpoint takes the place of this one; several raise CheckpointReadError
+            (``replaced``), all of them, and may call again.
     """
     alone = not (dist.is_available() and dist.is_initialized())
+
+    def read() -> LoadReport:
+        return _load(state_dict, path, planner, process_group, options, alone=alone)
+
+    return read_again(read) if alone else read()  # no rank may begin again while others wait for it
+
+
+def _load(
+    state_dict: dict[str, Any],
+    path: str | os.PathLike[str],
+    planner: LoadPlanner | None,
+    process_group: dist.ProcessGroup | None,
+    options: dict[str, Any],
+    *,
+    alone: bool,
+) -> LoadReport:
     sharing = options.get("share_within")
     if isinstance(sharing, dist.ProcessGroup) and process_group is None and sharing.size() == dist.get_world_size():
         process_group = sharing  # where torch gathers what failed: a rank that stalls costs one timeout, not two

@@ -11,7 +11,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from holdfast.checkpoint.files import FileLayer, contained_path, is_remote
 from holdfast.checkpoint.metadata_files import read_all_metadata
 from holdfast.checkpoint.remote import locate
+from holdfast.checkpoint.replaced import FolderWatch, read_again
 from holdfast.checkpoint.safetensors import RawTensor
+from holdfast.errors import CheckpointError
 
 __all__ = ["CheckpointSummary", "TensorSummary", "summarise_checkpoint"]
 
@@ -54,14 +56,24 @@ def summarise_checkpoint(path: str | os.PathLike[str], *, trusted: bool = False)
     Raises:
         UnusableCheckpointError: this is not a checkpoint, or its metadata is damaged.
         UnsafeCheckpointError: the metadata would run code, or names files outside the folder.
+        CheckpointReadError: another checkpoint took its place whenever it was read (``replaced``).
     """
     folder, layer = locate(path)
+    return read_again(lambda: _summarise(path, folder, layer, trusted=trusted))
+
+
+def _summarise(path: str | os.PathLike[str], folder: Path, layer: FileLayer, *, trusted: bool) -> CheckpointSummary:
+    watch = FolderWatch(folder, layer)
+    try:
+        every = read_all_metadata(folder, layer=layer, trusted=trusted)
+    except CheckpointError as error:
+        raise watch.explained(error)  # noqa: B904 — it is that error, or has it as its cause
     tensors: dict[str, TensorSummary] = {}
     objects: set[str] = set()
     names: set[str] = set()
     raw = False
     follow = trusted or is_remote(layer)
-    for metadata, _ in read_all_metadata(folder, layer=layer, trusted=trusted):
+    for metadata, _ in every:
         places: dict[str, set[str]] = {}
         for index, info in metadata.storage_data.items():
             places.setdefault(index.fqn, set()).add(info.relative_path)

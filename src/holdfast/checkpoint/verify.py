@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -40,6 +41,7 @@ from holdfast.checkpoint.not_allowed import Refusal
 from holdfast.checkpoint.plan import ExpectedChunks
 from holdfast.checkpoint.progress import progress_callback
 from holdfast.checkpoint.remote import locate
+from holdfast.checkpoint.replaced import FolderWatch, read_again
 from holdfast.checkpoint.report import LoadProgress, Unverified
 from holdfast.checkpoint.safetensors import RawTensor
 from holdfast.checkpoint.transforms import FileSlice, default_registry, max_unfolded_bytes, undo_transforms
@@ -175,10 +177,52 @@ def verify_checkpoint(
     Raises:
         UnusableCheckpointError: there is no readable metadata, so nothing to verify.
         UnsafeCheckpointError: the metadata would run code, or names files outside the folder.
-        CheckpointReadError: the store fails, so nothing is known about the checkpoint.
+        CheckpointReadError: nothing is known about the checkpoint: the store fails, or another one took its place
+            whenever it was read (``replaced``).
     """
-    began = time.perf_counter()
     folder, layer = locate(path, file_layer)
+    return read_again(
+        lambda: verify_once(
+            path,
+            folder,
+            layer,
+            num_workers=num_workers,
+            trusted=trusted,
+            require_manifest=require_manifest,
+            progress=progress,
+            extension_registry=extension_registry,
+        )
+    )
+
+
+def verify_once(path: str | os.PathLike[str], folder: Path, layer: FileLayer, **options: Any) -> VerifyReport:
+    """Verify a checkpoint as :func:`verify_checkpoint` does, but for reading it again where it is replaced meanwhile.
+
+    Raises:
+        CheckpointReadError: it was replaced, so what was found to be damaged may be sound; or the store fails.
+    """
+    watch = FolderWatch(folder, layer)
+    try:
+        report = _verify(path, folder, layer, **options)
+    except CheckpointError as error:
+        raise watch.explained(error)  # noqa: B904 — it is that error, or has it as its cause
+    if report.damaged and watch.replaced():
+        raise watch.error()
+    return report
+
+
+def _verify(
+    path: str | os.PathLike[str],
+    folder: Path,
+    layer: FileLayer,
+    *,
+    num_workers: int | None,
+    trusted: bool,
+    require_manifest: bool,
+    progress: bool | Callable[[LoadProgress], None] | None = None,
+    extension_registry: Any = None,
+) -> VerifyReport:
+    began = time.perf_counter()
     items: list[_Item] = []
     outcomes: list[_Outcome] = []
     described = read_all_metadata(folder, layer=layer, trusted=trusted, require_manifest=require_manifest)
