@@ -32,8 +32,12 @@ class Stops:
 
 class StoppedSave(DefaultSavePlanner):
     def resolve_data(self, write_item: WriteItem) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-        return super().resolve_data(write_item)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+        try:
+            signal.raise_signal(signal.SIGINT)
+            return super().resolve_data(write_item)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 class WrappingSave(DefaultSavePlanner):

@@ -222,3 +222,31 @@ def test_an_object_too_large_to_be_made_while_saving_is_judged_by_its_descriptio
     with pytest.warns(UserWarning, match=r"will refuse.*Outer\.Inner"):
         report = checkpoint.save({"mine": held((Outer.Inner(), torch.ones(99)))}, tmp_path / "c", step=1)
     assert report.refused == ("mine",)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_generator_objects_and_nested_tensors_are_refused_and_sparse_ones_of_every_layout_load(tmp_path: Path) -> None:
+    parts = [torch.ones(2), torch.ones(3)]
+    refused = {
+        "state": np.random.RandomState(1),
+        "generator": np.random.default_rng(1),
+        "strided": torch.nested.nested_tensor(parts),
+        "jagged": torch.nested.nested_tensor(parts, layout=torch.jagged),
+    }
+    eye = torch.eye(4)
+    fine = {
+        "coo": eye.to_sparse(),
+        "csr": eye.to_sparse_csr(),
+        "csc": eye.to_sparse_csc(),
+        "bsr": eye.to_sparse_bsr((2, 2)),
+        "bsc": eye.to_sparse_bsc((2, 2)),
+    }
+    state = {key: (value,) for key, value in {**refused, **fine}.items()}
+    report = checkpoint.save(state, tmp_path / "c", step=1)
+    assert report.refused == tuple(sorted(refused))
+    assert [entry.tensor for entry in verify_checkpoint(tmp_path / "c").unsafe] == sorted(refused)
+    loaded: dict[str, Any] = dict.fromkeys(fine)
+    checkpoint.load(loaded, tmp_path / "c", warn_not_loaded=False)
+    for key, value in fine.items():
+        assert loaded[key][0].layout == value.layout
+        assert torch.equal(loaded[key][0].to_dense(), eye)
