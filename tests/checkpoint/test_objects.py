@@ -37,6 +37,9 @@ OBJECTS: dict[str, Any] = {
     "empty array": np.zeros((0, 3)),
     "array of text": np.array(["ab", "c"]),
     "array of objects": np.array([1, "a", None], dtype=object),
+    "fortran array of objects": np.array([["a", "b", "c"], ["d", None, 1]], dtype=object, order="F"),
+    "transposed array of objects": np.array([["a", "b"], ["c", "d"], ["e", [1, 2]]], dtype=object).T,
+    "array of objects with metadata": np.zeros(2, dtype=np.dtype("O", metadata={"a": 1})),
     "array of dates": np.array(["2024-05-06"], dtype="M8[D]"),
     "record array": np.zeros(3, dtype=[("x", "f4"), ("y", "i8")]),
     "record array with arrays in it": np.ones(2, dtype=[("a", "i4"), ("b", "f8", (2,)), ("c", "U2", (1, 2))]),
@@ -114,7 +117,7 @@ def same(left: Any, right: Any) -> bool:
             right.shape,
             right.flags.f_contiguous,
         )
-        return bool(alike and (left == right).all())
+        return bool(alike and left.dtype.metadata == right.dtype.metadata and (left == right).all())
     if isinstance(left, np.dtype):
         return repr(left) == repr(right) and left.metadata == right.metadata
     if isinstance(left, dict):

@@ -233,7 +233,7 @@ def _numpy_dtype(arguments: tuple[Any, ...], state: Any) -> Any:
         made = np.dtype(order + code)
     if itemsize not in (-1, made.itemsize):
         raise ValueError("a NumPy type of the wrong size")
-    return np.dtype(made, metadata=metadata) if metadata else made
+    return np.dtype(made, metadata=metadata) if metadata is not None else made
 
 
 def _numpy_time(code: str, name: Any, count: Any, *rest: Any) -> Any:
@@ -306,10 +306,11 @@ def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray[Any, 
         _only(list, content)
         if len(content) != count or dtype != np.dtype(object):
             raise ValueError("an array of objects of the wrong length")
-        flat = np.empty(count, dtype=object)
+        flat = np.empty(count, dtype=dtype)
         for place, value in enumerate(content):
             flat[place] = value
-        return flat.reshape(shape, order=order)  # type: ignore[call-overload,no-any-return]
+        # NumPy lists objects by rows, however they lie in memory.
+        return np.asarray(flat.reshape(shape), order=order)  # type: ignore[call-overload,no-any-return]
     if type(content) not in (bytes, bytearray) or len(content) != count * dtype.itemsize:
         raise ValueError("an array whose bytes do not match its shape")
     if not content:
