@@ -40,7 +40,7 @@ from holdfast.versioned import MAX_COUNT
 __all__ = ["PendingSave", "SaveReport", "async_save", "save"]
 
 MAX_NAMED_KEYS = 20
-"""Most keys to name in a warning for one class: an optimizer may hold an object of it for every parameter."""
+"""Maximum number of keys that a warning names per class: an optimizer may hold an object of it for every parameter."""
 _order = Lock()
 _background: list[Thread] = []  # this process's background saves, in the order of the calls
 

@@ -63,20 +63,18 @@ def _loader(columns: dict[str, Any] | None = None) -> hfast.StreamingShardLoader
     return hfast.StreamingShardLoader(dataset, hfast.StreamingConfig(rank=0, world_size=1, batch_size=BATCH))
 
 
+def _arguments(folder: Path, steps: int) -> dict[str, Any]:
+    """Return what the Hugging Face Trainer and TRL's are both told."""
+    told = {"output_dir": str(folder), "max_steps": steps, "save_steps": STOP}
+    return {**told, "report_to": [], "use_cpu": True, "disable_tqdm": True}
+
+
 def _transformers(folder: Path, steps: int, model: _Model) -> None:
     import transformers
 
     from holdfast.integrations.transformers import attach, newest_checkpoint
 
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        max_steps=steps,
-        save_steps=STOP,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        remove_unused_columns=False,
-    )
+    arguments = transformers.TrainingArguments(**_arguments(folder, steps), remove_unused_columns=False)
     trainer = transformers.Trainer(model=model, args=arguments)
     attach(trainer, _loader())
     trainer.train(resume_from_checkpoint=newest_checkpoint(folder))
@@ -102,15 +100,7 @@ def _trl(folder: Path, steps: int, model: _Model) -> None:
         model=transformers.GPT2LMHeadModel(
             transformers.GPT2Config(vocab_size=SAMPLES, n_positions=8, n_embd=8, n_layer=1, n_head=1)
         ),
-        args=trl.SFTConfig(
-            output_dir=str(folder),
-            max_steps=steps,
-            save_steps=STOP,
-            report_to=[],
-            use_cpu=True,
-            bf16=False,
-            disable_tqdm=True,
-        ),
+        args=trl.SFTConfig(**_arguments(folder, steps), bf16=False),
         train_dataset=datasets.Dataset.from_dict({"input_ids": tokens[:1].tolist()}),  # required, and not read
         processing_class=transformers.PreTrainedTokenizerFast(
             tokenizer_object=tokenizers.Tokenizer(words), eos_token="<eos>", pad_token="<eos>"

@@ -38,7 +38,7 @@ __all__ = ["Loop"]
 MAX_BEHIND = 2
 # How many times the last save's duration is kept in reserve before a known end of time.
 SAVE_RESERVE = 2.0
-# After so many steps in a row whose gradient norm the program passed, the run no longer measures it as well.
+# Consecutive steps whose gradient norm the program passed before the run stops measuring it too.
 TOLD_STEPS = 8
 # More batches than anybody accumulates for one step: the program may have forgotten to call ``step``.
 MANY_BATCHES = 256

@@ -228,8 +228,8 @@ class OverfittingDetector(BaseDetector):
         clear = bool((after[-self.minimum_evaluations :] > best * (1 + self.minimum_rise / 2)).all())
         ruined = end > best * (1 + self.critical_rise)
         start = float(np.median(values[: max(1, len(values) // TENTH)]) if ruined else values[0])
-        # The lowest of n evaluations lies below their level by luck: by so many noises where nothing but luck is. What
-        # is ruined shows in the levels of tenths, however loud it is.
+        # The lowest of n noisy evaluations lies below their level by chance, by about sqrt(2 ln n) times their noise. A
+        # ruined loss shows in the medians of its tenths, however noisy it is.
         ruined = ruined and self._turns_by_level(values)
         luck = 0.0 if ruined else float(np.sqrt(2.0 * np.log(len(values))))
         least = max(self.minimum_rise * best, (self.noises + luck) * noise, self.minimum_given_up * (start - best))

@@ -1,8 +1,8 @@
 """The body of an answer, received straight into the memory that it is for.
 
-``http.client`` receives what has come so far and asks again, and between any two asks a thread waits for its turn among
-all threads of the process. Told to wait for everything, the system fills all of the memory in one call; that takes a
-third of the processor time (``bench/remote.py``, *uncached*).
+``http.client`` receives what has arrived and asks again, and between two calls a thread waits for its turn among all
+threads of the process. Asked to wait for all of it (``MSG_WAITALL``), the system fills the memory in one call, which
+takes a third of the processor time (``bench/remote.py``, *uncached*).
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class RewardRule:
         return self.stands(signal) or self.at_floor(signal) or self._hardly_moves(signal)
 
     def earns_nothing(self, signal: Signal, critics: Sequence[Signal]) -> bool:
-        """Return whether a reward is nothing at every point, after so many steps that an excerpt is enough to tell."""
+        """Return whether a reward is zero at every point, in a run so long that an excerpt is enough to tell."""
         values = signal.values[np.isfinite(signal.values)]
         if len(values) < self.still_points or float(signal.steps[-1]) < self.many_steps or float(np.ptp(values)) > 0.0:
             return False

@@ -240,7 +240,7 @@ class StallRule:
         return Stall(signal, float(shape.steps[0]), shape.end, improvement, guess, shape)
 
     def _flat_in_noise(self, shape: Shape, head: float) -> bool:
-        """Return whether a loss that only a model which knows nothing pays is flat, by so many points that it shows."""
+        """Return whether a loss as high as that of an untrained model is flat, with enough points to tell."""
         decline, error = _decline(shape)
         level = head > self.loud_level and shape.end > self.loud_level
         return level and shape.count >= self.loud_points and decline + self.errors * error <= self.loud_decline * head
