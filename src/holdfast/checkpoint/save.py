@@ -97,8 +97,8 @@ def save(
     Raises:
         CheckpointWriteError: it could not be saved (a full disk, say). Nothing is left of it, and what was saved before
             is as it was.
-        KeyboardInterrupt, SystemExit: this rank was asked to stop; nothing is left of it either. The others raise
-            CheckpointWriteError.
+        KeyboardInterrupt, SystemExit: this rank was asked to stop; at most a hidden folder is left, which the next save
+            removes. The others raise CheckpointWriteError.
         ConfigError: the ranks disagree on path, step or run_id, or an option is invalid.
     """
     _wait_for(_others())
