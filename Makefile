@@ -54,7 +54,7 @@ test-lowest:
 	VIRTUAL_ENV=$(LOWEST) $(UV) -e '.[dev]'
 	$(LOWEST)/bin/python -m pytest -W ignore::DeprecationWarning $(EVERYDAY)
 	test -x $(LOWEST_CORE)/bin/python || $(PYTHON) -m venv $(LOWEST_CORE)
-	VIRTUAL_ENV=$(LOWEST_CORE) $(UV) -e . hypothesis==6.100 pytest==8.2 pytest-timeout==2.3 pytest-xdist==3.6
+	VIRTUAL_ENV=$(LOWEST_CORE) $(UV) -e . 'hypothesis>=6.100' 'pytest>=8.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6'
 	$(LOWEST_CORE)/bin/python -m pytest -W ignore::DeprecationWarning $(EVERYDAY) tests/order tests/debug tests/cli/test_without_torch.py
 
 # What is quick to run while working: orders, sources, metrics and detectors, without processes of their own.
