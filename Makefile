@@ -48,14 +48,16 @@ test: setup
 # The same tests with the lowest version of everything that pyproject.toml declares, and then, without the extras, those of
 # what needs none: an extra may ask for more of a package than holdfast does. pip installs torch, as everywhere.
 UV := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(LOWEST)/bin/uv pip install --quiet --resolution lowest-direct
+CORE_TOOLS := 'hypothesis>=6.100' 'pandas>=2.1' 'pytest>=8.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6' 'scipy>=1.11'
+CORE_TESTS := tests/order tests/debug tests/cli/test_without_torch.py --ignore tests/debug/signals/test_extractors.py
 test-lowest:
 	test -x $(LOWEST)/bin/uv || $(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv torch
 	VIRTUAL_ENV=$(LOWEST) $(UV) -e '.[dev]'
 	$(LOWEST)/bin/python -m pytest -W ignore::DeprecationWarning $(EVERYDAY)
 	test -x $(LOWEST_CORE)/bin/python || $(PYTHON) -m venv $(LOWEST_CORE)
-	VIRTUAL_ENV=$(LOWEST_CORE) $(UV) -e . 'hypothesis>=6.100' 'pytest>=8.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6'
-	$(LOWEST_CORE)/bin/python -m pytest -W ignore::DeprecationWarning $(EVERYDAY) tests/order tests/debug tests/cli/test_without_torch.py
+	VIRTUAL_ENV=$(LOWEST_CORE) $(UV) -e . $(CORE_TOOLS)
+	$(LOWEST_CORE)/bin/python -m pytest -W ignore::DeprecationWarning $(EVERYDAY) $(CORE_TESTS)
 
 # What is quick to run while working: orders, sources, metrics and detectors, without processes of their own.
 test-fast: setup

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from tests.cli.test_inspect_data import write_jsonl, write_tar
-from tests.stream.jobs import dataset_of
 
-from holdfast.stream import StreamingConfig, StreamingShardLoader
+if TYPE_CHECKING:
+    from holdfast.stream import StreamingShardLoader
 
 # None in sys.modules makes every `import torch` fail, as it does where there is none.
 SCRIPT = """
@@ -48,6 +48,11 @@ def without_torch(*commands: list[str]) -> list[tuple[int, str]]:
 @pytest.fixture(scope="module")
 def loader() -> StreamingShardLoader:
     """A mixture resumed at another size."""
+    pytest.importorskip("torch", reason="a stream is made with torch, and its state then read without")
+    from tests.stream.jobs import dataset_of
+
+    from holdfast.stream import StreamingConfig, StreamingShardLoader
+
     first = StreamingShardLoader(dataset_of({"a": 40, "b": 20}), StreamingConfig(batch_size=4))
     iterator = iter(first)
     for _ in range(3):
@@ -75,8 +80,10 @@ def test_a_state_answers_every_question_without_torch(loader: StreamingShardLoad
 
 
 def test_data_is_inspected_without_torch(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "lines.jsonl", 5)
-    write_tar(tmp_path / "shard.tar", 3)
+    (tmp_path / "lines.jsonl").write_text('{"text": "line"}\n' * 5)
+    with tarfile.open(tmp_path / "shard.tar", "w") as tar:
+        for number in range(3):
+            tar.addfile(tarfile.TarInfo(f"{number}.txt"))
     np.arange(64, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
     parquet.write_table(pa.table({"index": np.arange(6)}), tmp_path / "rows.parquet")
     names = [["rows.parquet"], ["lines.jsonl"], ["shard.tar"], ["tokens.bin", "--seq-len", "8"]]
@@ -85,7 +92,13 @@ def test_data_is_inspected_without_torch(tmp_path: Path) -> None:
 
 
 def test_a_command_that_needs_torch_says_so_and_exits_2(tmp_path: Path) -> None:
-    commands = [["verify", str(tmp_path)], ["demo"]]
+    (tmp_path / "train.py").touch()
+    states = Path(__file__).parent.parent / "states" / "v1"
+    job, run = str(states / "job-folder"), str(states / "run")
+    program = ["--program", str(tmp_path / "train.py")]
+    commands = [["job", "show", job], ["verify", str(tmp_path)], ["demo"], ["doctor", "--try"], ["simulate"]]
+    commands += [["watch", "tcp://127.0.0.1:1"], ["replay", run, "--steps", "1:3", *program]]
+    commands += [[name, run, "--step", "3", *program] for name in ("blame", "prove")]
     for (code, told), command in zip(without_torch(*commands), commands, strict=True):
         assert code == 2, command
         assert "needs torch, which is not installed — pip install 'holdfast[torch]'" in told

@@ -69,6 +69,9 @@ def examine(folder: Path | None, *, try_out: bool = False) -> dict[str, Any]:
 
     from holdfast import __version__
 
+    if try_out:
+        import torch  # noqa: F401 - trainers are tried with it: without it the command says so, as every other does
+
     versions = {name: _version(name) for name in PACKAGES}
     trainers = {name: _version(name) for name in TRAINERS}
     advice = []
@@ -85,7 +88,7 @@ def examine(folder: Path | None, *, try_out: bool = False) -> dict[str, Any]:
         },
         "advice": advice,
     }
-    if try_out and versions["torch"] is not None:
+    if try_out:
         _try_trainers(found["trainers"], advice)
     if folder is not None:
         found["disk"] = _measure(folder)
