@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 
 import pytest
@@ -88,6 +90,25 @@ def test_the_thresholds_that_a_failures_page_names_exist(detector: BaseDetector)
     page = (ROOT / "docs" / "failures" / f"{detector.name}.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z_.]+)`", page.partition("## The thresholds that decide")[2]))
     assert named <= set(thresholds_of(detector)) | {field.name for field in fields(detector)}  # type: ignore[arg-type]
+
+
+# Each of these is one program from its first example to its last, and is run as such.
+ONE_PROGRAM = {"checkpoint.md", "debug.md", "packing.md"}
+CONTINUES = re.compile(r"other examples on this page continue|Continue the program above")
+
+
+def test_every_example_defines_what_it_uses_or_its_page_says_that_it_continues(tmp_path: Path) -> None:
+    for page in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        text = page.read_text(encoding="utf-8")
+        for block in FENCE.finditer(text):
+            alone = page.name not in ONE_PROGRAM and not CONTINUES.search(text[: block.start()])
+            if alone and block["language"] == "python" and block["title"] != "before":
+                line = text[: block.start()].count("\n") + 1
+                (tmp_path / f"{page.stem}-{line}.py").write_text(dedent(block["body"]), encoding="utf-8")
+    assert len(list(tmp_path.iterdir())) > 30
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 # Pages whose examples run one after another, with nothing prepared; the pages of each package are run by its own tests.
