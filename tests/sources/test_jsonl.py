@@ -256,3 +256,12 @@ def test_the_same_lines_elsewhere_have_the_same_fingerprint(tmp_path: Path) -> N
     longer = JsonlSource(write(tmp_path / "x" / "c.jsonl", sample_lines(301)))
     assert one.fingerprint() == other.fingerprint() != longer.fingerprint()
     assert longer.fingerprint(300) == one.fingerprint()
+
+
+def test_a_field_whose_name_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"a": 1, "\\ud800": 2}\n')
+    with pytest.raises(SourceFormatError, match="not Unicode") as refused:
+        JsonlSource(file).read(np.arange(1))
+    str(refused.value).encode()  # can be printed
+    assert plain(JsonlSource(file, columns=["a"]).read(np.arange(1)), "a").tolist() == [1]

@@ -145,6 +145,13 @@ def test_the_same_member_twice_in_a_sample_is_refused(tmp_path: Path) -> None:
         len(TarSource(write(tmp_path / "a.tar", [("a.txt", b"1"), ("a.txt", b"2")])))
 
 
+@pytest.mark.parametrize("name", ["caf\udce9.txt", "cafe.t\udce9"])
+def test_a_name_that_is_not_utf_8_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SourceFormatError, match="UTF-8") as refused:
+        len(TarSource(write(tmp_path / "a.tar", [("a.txt", b"1"), (name, b"2")])))
+    str(refused.value).encode()  # can be printed
+
+
 def test_folders_links_and_dot_files_are_no_samples(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         folder = tarfile.TarInfo("train.set")

@@ -272,3 +272,8 @@ def digest_columns(count: int, columns: Columns) -> str:
         # repr of plain Python objects is stable across processes; their addresses never enter it.
         digest.update(repr(values.tolist()).encode() if values.dtype.hasobject else values.tobytes())
     return digest.hexdigest()
+
+
+def has_lone_surrogate(text: str) -> bool:
+    """Return whether a text holds half of a character, which JSON and tar files may and no encoding can."""
+    return not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import SourceFormatError
 from holdfast.sources.arrow_columns import column_of, objects_of
-from holdfast.sources.base import Columns, Indices, check_indices
+from holdfast.sources.base import Columns, Indices, check_indices, has_lone_surrogate
 from holdfast.sources.compressed import LONGEST_MARK, check_not_compressed
 from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
@@ -106,6 +106,10 @@ class JsonlSource(FileSource[_Opened]):
         fields = merge_fields(index.about["fields"] for index in indexes)
         lines = [(index.arrays["starts"], index.arrays["stops"]) for index in indexes]
         kinds = settle(fields, columns=self._columns, schema=self._schema)
+        for name in kinds:
+            if has_lone_surrogate(name):
+                hint = "rename it, or name the columns to read"
+                raise SourceFormatError("the name of a field is not Unicode", field=ascii(name), hint=hint)
         return _Opened(lines, bounds_of([len(starts) for starts, _ in lines]), kinds)
 
     def _ranges(self, rows: Indices) -> Iterable[FileRanges]:

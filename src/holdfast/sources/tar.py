@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, SourceFormatError
-from holdfast.sources.base import Columns, Indices, check_indices
+from holdfast.sources.base import Columns, Indices, check_indices, has_lone_surrogate
 from holdfast.sources.collection import collection_paused
 from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, Paths, find_files
@@ -166,6 +166,13 @@ def _build_index(file: DataFile) -> Index:
         key, extension = split_name(name)
         if not extension:
             continue
+        if has_lone_surrogate(name):
+            raise SourceFormatError(
+                "the name of a member is not UTF-8",
+                file=file.name,
+                member=ascii(name),
+                hint="rename it, and pack it again",
+            )
         if key != last:
             keys.append(key)
             members.append({})
