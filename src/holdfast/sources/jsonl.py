@@ -108,8 +108,7 @@ class JsonlSource(FileSource[_Opened]):
         kinds = settle(fields, columns=self._columns, schema=self._schema)
         for name in kinds:
             if has_lone_surrogate(name):
-                hint = "rename it, or name the columns to read"
-                raise SourceFormatError("the name of a field is not Unicode", field=ascii(name), hint=hint)
+                raise SourceFormatError("the name of a field is not Unicode", field=ascii(name), hint="rename it")
         return _Opened(lines, bounds_of([len(starts) for starts, _ in lines]), kinds)
 
     def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
