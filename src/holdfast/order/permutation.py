@@ -165,7 +165,7 @@ def _encrypt(values: Int64, rows: Word, columns: Word, rounds: Sequence[tuple[Wo
         # Both are below the side. Less the side, the sum is the smaller number, unless it wraps around below zero.
         left, right = right, np.minimum(moved, moved - narrow)
         side, other = other, side
-    result: Int64 = left * width
+    result: Int64 = np.multiply(left, width, dtype=np.int64)
     result += right
     return result
 
@@ -179,6 +179,7 @@ def _round(half: NDArray[np.uint32], words: tuple[Word, Word], side: Any) -> NDA
     mixed += words[1]
     mixed *= _SECOND
     mixed ^= mixed >> _16
-    wide: NDArray[np.uint64] = mixed * side
+    # NumPy 1 would multiply in 32 bits wherever the side fits into them.
+    wide: NDArray[np.uint64] = np.multiply(mixed, side, dtype=np.uint64)
     wide >>= _32
     return wide.astype(np.uint32)
