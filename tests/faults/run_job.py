@@ -2,19 +2,21 @@
 
 One launcher imports torch once and then forks a process per rank and life. Each notes, with one unbuffered write,
 every step whose successor's batch it was given: from then on the step is acknowledged and must never be missing from
-the rank's log. The launcher prints one line of JSON: what became of the lives, and the hash of the parameters at the
-end. ``run_job.py FOLDER SEED KILLS WORLD_SIZE``.
+the rank's log. Half of the kills come at any moment of a life; the others come while some rank restores, saves or
+compacts, which are short. The launcher prints one line of JSON: what became of the lives, and the hash of the
+parameters at the end. ``run_job.py FOLDER SEED KILLS WORLD_SIZE``.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,18 +27,70 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import holdfast.run.attempt
+import holdfast.run.compact
 from holdfast.run import Run, RunLog, RunOptions
-from holdfast.run.layout import RunFolder
 from holdfast.run.parameters import hash_parameters
-from holdfast.run.run_log import is_step, read_lines
+from holdfast.run.run_log import is_step
+from holdfast.run.saving import Saving
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
 
 STEPS = 36
 OPTIONS = RunOptions(save_every=5, keep=2, stats_every=5, compact_bytes=0, stall_after=60.0)
+ACTIVITIES = ("restoring", "compacting", "saving", "training")
+SHORT = ACTIVITIES[:3]
+MAX_ACTIVITY_SECONDS = 0.05
+POLL_SECONDS = 2e-4
 
 
-def train(folder: Path, notes: Path) -> str:
+class Board:
+    """What every rank of a life is doing, in memory that the launcher reads after their death."""
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._shared = mmap.mmap(-1, world * len(ACTIVITIES))
+
+    def clear(self) -> None:
+        """Begin another life."""
+        self._shared[:] = bytes(len(self._shared))
+
+    def note(self, rank: int, activity: str, is_on: bool = True) -> None:
+        """Say that a rank has begun something, or ended it."""
+        self._shared[rank * len(ACTIVITIES) + ACTIVITIES.index(activity)] = is_on
+
+    def shows(self, activity: str) -> bool:
+        """Return whether any rank is doing this."""
+        return any(self._shared[ACTIVITIES.index(activity) :: len(ACTIVITIES)])
+
+    def watch(self, rank: int, owner: Any, begins: str, activity: str, ends: Sequence[str]) -> None:
+        """Note when functions of this process begin and end an activity."""
+
+        def noted(name: str) -> Callable[..., Any]:
+            original = getattr(owner, name)
+
+            def call(*arguments: Any, **options: Any) -> Any:
+                if name == begins:
+                    self.note(rank, activity)
+                try:
+                    return original(*arguments, **options)
+                finally:
+                    if name in ends:
+                        self.note(rank, activity, False)
+
+            return call
+
+        for name in {begins, *ends}:
+            setattr(owner, name, noted(name))
+
+    def watch_all(self, rank: int) -> None:
+        """Note what a run does in this process."""
+        self.watch(rank, holdfast.run.attempt, "_restore", "restoring", ["_restore"])
+        self.watch(rank, holdfast.run.compact, "compact", "compacting", ["compact"])
+        self.watch(rank, Saving, "save", "saving", ["_note", "_note_failure"])  # a save ends in the background
+
+
+def train(folder: Path, notes: Path, on_begin: Callable[[], None] = lambda: None) -> str:
     """One life of one rank: continue, train to the end, return the hash of the parameters."""
     torch.manual_seed(3)
     random.seed(3)
@@ -53,6 +107,7 @@ def train(folder: Path, notes: Path) -> str:
     )
     descriptor = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for batch in run:
+        on_begin()
         if run.step_number:
             os.write(descriptor, f"{run.step_number - 1}\n".encode())
         scale = 1.0 + 0.01 * random.random() + 0.01 * float(np.random.random())  # every generator takes part
@@ -67,19 +122,22 @@ def train(folder: Path, notes: Path) -> str:
     return f"{hash_parameters(net).whole:016x}"
 
 
-def live(folder: Path, name: str, life: int, world: int) -> list[int]:
+def live(folder: Path, name: str, life: int, board: Board, world: int) -> list[int]:
     """Fork one life of every rank; returns their processes."""
     pids = []
+    board.clear()
     for rank in range(world):
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
+                board.watch_all(rank)
                 if world > 1:
                     store = dist.FileStore(str(folder / f"store-{name}-{life}"), world)  # type: ignore[attr-defined]
                     wait = timedelta(seconds=60)
                     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=wait)
-                told = train(folder / name, folder / f"notes-{name}-{rank}")
+                notes = folder / f"notes-{name}-{rank}"
+                told = train(folder / name, notes, lambda: board.note(rank, "training"))  # noqa: B023 (called here)
                 (folder / f"hash-{name}-{rank}").write_text(told)
                 code = 0
             finally:
@@ -87,6 +145,19 @@ def live(folder: Path, name: str, life: int, world: int) -> list[int]:
                 os._exit(code)
         pids.append(pid)
     return pids
+
+
+def wait_for(moment: float, activity: str | None, board: Board, pids: Sequence[int], plan: random.Random) -> None:
+    """Wait until this long after now; then, where one is named, for an activity and some random moment of it."""
+    time.sleep(moment)
+    if activity is not None:
+        while not board.shows(activity) and not any(map(has_ended, pids)):
+            time.sleep(POLL_SECONDS)
+        time.sleep(MAX_ACTIVITY_SECONDS * plan.random() ** 3)
+
+
+def has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def kill(pids: Sequence[int], plan: random.Random) -> bool:
@@ -104,18 +175,6 @@ def kill(pids: Sequence[int], plan: random.Random) -> bool:
     return killed
 
 
-def moment_of(folder: Path) -> str:
-    """Return what a kill seems to have interrupted."""
-    names = [path.name for part in ("checkpoints", "log") for path in (folder / part).glob(".*")]
-    if any("tmp" in name or "parquet" in name for name in names):
-        return "compacting"
-    if names:
-        return "saving"
-    files = RunFolder(folder).log_files()
-    begun = bool(files) and any(b'"event":"start"' in line for line in read_lines(files[-1]))
-    return "training" if begun else "starting or restoring"
-
-
 def main() -> None:
     """Kill lives until one reaches the end and enough were killed, then tell."""
     folder, (seed, kills, world) = Path(sys.argv[1]), map(int, sys.argv[2:])
@@ -123,10 +182,11 @@ def main() -> None:
     torch.set_num_threads(1)
     for _ in range(2):  # whatever is imported late, compaction's parts too, is imported once, before the forks
         train(folder / "warm-up", folder / "notes-warm-up")
+    board = Board(world)
     began = time.monotonic()
-    assert not any(os.waitpid(pid, 0)[1] for pid in live(folder, "undisturbed", 0, world))
+    assert not any(os.waitpid(pid, 0)[1] for pid in live(folder, "undisturbed", 0, board, world))
     whole = time.monotonic() - began
-    outcomes: dict[str, int] = {}
+    outcomes: dict[str, int] = dict.fromkeys(("starting", *ACTIVITIES), 0)
     runs: list[dict[str, Any]] = []
     killed = number = life = 0
     while killed < kills or not runs:
@@ -134,15 +194,17 @@ def main() -> None:
         root = folder / f"run-{number}"
         while True:
             life += 1
-            pids = live(folder, root.name, life, world)
-            time.sleep(plan.uniform(0.0, 1.1 * whole))
+            pids = live(folder, root.name, life, board, world)
+            activity = plan.choice([None, None, None, *SHORT])
+            latest = 1.1 if activity is None else 0.5 if activity == "saving" else 0.0  # others come first
+            wait_for(plan.uniform(0.0, latest * whole), activity, board, pids, plan)
             if not kill(pids, plan):
                 whole *= 0.9  # a busy machine takes longer at one time than at another: most lives are to be killed
                 break
             whole *= 1.05
             killed += 1
-            moment = moment_of(root)
-            outcomes[moment] = outcomes.get(moment, 0) + 1
+            seen = next((name for name in ACTIVITIES if board.shows(name)), "starting")
+            outcomes[seen] += 1
         log = RunLog(root)
         for rank in range(world):
             acknowledged = {int(line) for line in (folder / f"notes-{root.name}-{rank}").read_text().split()}
