@@ -1,7 +1,9 @@
 """The folder's lock: one run at a time writes here.
 
-A POSIX record lock belongs to the process, so the kernel releases it however the process dies, and worker processes do
-not inherit it. The file says who holds it.
+The lock belongs to the open file, so the kernel releases it however the process dies, and reading or copying the
+folder from within does not (a POSIX record lock would go with the first descriptor that is closed). Processes forked
+from the run's own let go of their copy at once: a reading worker that outlives its run does not hold the folder. The
+file says who holds it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import os
 import socket
 import time
+import weakref
 from pathlib import Path
 
 from holdfast.errors import RunLockedError, RunWriteError
@@ -40,15 +43,21 @@ class FolderLock:
                 file=str(path),
                 hint="choose a folder on a disk this process may write to",
             ) from error
-        holder = _read(self._descriptor)
-        if holder.get("pid") == os.getpid() and holder.get("host") == socket.gethostname() and _is_own(holder):
-            # Closing a descriptor would release the other run's lock of this very process, so this one stays open.
-            raise self._locked(holder, own=True)
         try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._descriptor)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = _read(self._descriptor)
+            self.forget()
             raise self._locked(holder) from error
+        except OSError as error:
+            self.forget()
+            raise RunWriteError(
+                f"the run's folder cannot be locked: {error.strerror}",
+                file=str(path),
+                hint="choose a folder on a file system that supports file locks (flock)",
+            ) from error
+        held = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _forget(held()))
         about = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -59,17 +68,23 @@ class FolderLock:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, json.dumps(about).encode(), 0)
         except OSError as error:
-            os.close(self._descriptor)
+            self.forget()
             raise RunWriteError(f"the run's folder cannot be written to: {error.strerror}", file=str(path)) from error
 
     def release(self) -> None:
-        """Let the folder go; releasing twice is harmless."""
+        """Let the folder go; releasing twice, or in a forked process, does nothing."""
         if self._descriptor >= 0:
             os.ftruncate(self._descriptor, 0)
-            os.close(self._descriptor)
-            self._descriptor = -1
+            self.forget()
 
-    def _locked(self, holder: dict[str, object], *, own: bool = False) -> RunLockedError:
+    def forget(self) -> None:
+        """Close this process's copy of the lock, and leave the folder to whoever holds another."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _locked(self, holder: dict[str, object]) -> RunLockedError:
+        own = (holder.get("pid"), holder.get("host")) == (os.getpid(), socket.gethostname()) and _is_own(holder)
         return RunLockedError(
             "an earlier run of this process is still open in this folder"
             if own
@@ -100,3 +115,8 @@ def _process_start() -> str:
 def _is_own(holder: dict[str, object]) -> bool:
     """Return whether the note is of this process, not of a dead one that had the same number."""
     return holder.get("began") == _process_start()
+
+
+def _forget(lock: FolderLock | None) -> None:
+    if lock is not None:
+        lock.forget()
