@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.demo import STAGES, order_stage
+from holdfast.cli.demo import STAGES, order_stage, takeover_stage
+from holdfast.cli.demo.corpus import write_corpus
 
 
 def test_every_claim_of_the_order_stage_holds(tmp_path: Path) -> None:
@@ -18,6 +19,12 @@ def test_every_claim_of_the_order_stage_holds(tmp_path: Path) -> None:
     assert said
     assert rows
     assert all(row.held for row in rows)
+
+
+def test_the_worker_that_is_killed_leaves_work_to_take_over(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    (row,) = takeover_stage.run(tmp_path, lambda _: None)
+    assert row.held, row.measured
 
 
 def test_every_stage_module_offers_a_run_function() -> None:

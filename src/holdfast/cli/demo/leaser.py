@@ -1,11 +1,13 @@
 """A worker of the demo's last stage: leases chunks of the corpus, counts their bytes, commits the counts.
 
-Run by the demo as ``python -m holdfast.cli.demo.leaser FOLDER PORT RANK WORLD``.
+The worker that will be killed tells when it is in the middle of a chunk, and stays there until it is killed. Run by the
+demo as ``python -m holdfast.cli.demo.leaser FOLDER PORT RANK WORLD``.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -15,8 +17,15 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from holdfast.cli.demo.corpus import build_mixture
 from holdfast.coordinate import LeasedChunk, LeasedReader, StreamCoordinator
 
-__all__ = ["TTL", "main", "open_reader"]
+__all__ = ["DOOMED", "HOLDING", "TTL", "main", "open_reader"]
 
+DOOMED = 0
+"""The rank of the worker that will be killed."""
+HOLDING = "demo/holding"
+"""The key that says that it has work to take over."""
+CHUNKS_BEFORE = 10
+"""What it commits before."""
+PATIENCE = timedelta(seconds=120)
 TTL = 1.0
 BATCH = 16
 CHUNK = 160
@@ -39,12 +48,22 @@ def main() -> None:
     folder, port, rank, world = sys.argv[1:]
     coordinator, reader = open_reader(Path(folder), int(port), int(rank), int(world))
 
+    store = TCPStore("127.0.0.1", int(port), is_master=False, timeout=PATIENCE)
+    committed = 0
+
     def count(chunk: LeasedChunk) -> str:
-        time.sleep(0.02)  # some work, so that there is time to be killed
+        nonlocal committed
+        if int(rank) == DOOMED and committed == CHUNKS_BEFORE:
+            store.set(HOLDING, "yes")
+            threading.Event().wait()
+        committed += 1
+        time.sleep(0.02)  # some work, so that it takes a while
         letters = sum(int((batch["tokens"] == ord("e")).sum()) for batch in chunk)
         return f"{rank}:{letters}:{len(chunk.positions)}"
 
     with coordinator:
+        if int(rank) != DOOMED:
+            store.wait([HOLDING])  # or all could be done before a worker that starts slowly has begun
         reader.process(count)
         print(reader.chunks_taken_over, flush=True)
         reader.close()
