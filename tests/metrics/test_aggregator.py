@@ -6,7 +6,7 @@ import json
 import math
 import tracemalloc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,24 @@ DISTRIBUTION, CATEGORICAL_COUNT = AggregationType.DISTRIBUTION, AggregationType.
 
 def column(values: Any, agg_type: AggregationType | str, name: str = "m") -> MetricBatch:
     return MetricBatch((MetricColumn("wiki", name, np.asarray(values), agg_type),))
+
+
+@pytest.mark.parametrize("make", [Metric, lambda *parts: MetricColumn(parts[0], parts[1], np.ones(2), parts[3])])
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (("wiki", "loss", 1.0, 7), "unknown aggregation type 7"),
+        (("wiki", "loss", 1.0, None), "unknown aggregation type None"),
+        (("wiki", "loss", 1.0, ["mean"]), "unknown aggregation type"),
+        (("wiki", None, 1.0, MEAN), "names of a metric"),
+        ((0, "loss", 1.0, MEAN), "names of a metric"),
+    ],
+)
+def test_a_metric_that_no_aggregator_could_take_is_refused_where_it_is_made(
+    make: Callable[..., object], parts: tuple[Any, ...], said: str
+) -> None:
+    with pytest.raises(MetricError, match=said):
+        make(*parts)
 
 
 def report(values: Sequence[Any], agg_type: AggregationType | str) -> dict[str, Any]:

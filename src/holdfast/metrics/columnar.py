@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import MetricError
-from holdfast.metrics.types import AggregationKind, Metric, MetricKey, conflicting_types, kind_name
+from holdfast.metrics.types import AggregationKind, Metric, MetricKey, check_description, conflicting_types, kind_name
 
 _INT64 = np.iinfo(np.int64)
 
@@ -28,6 +28,9 @@ class MetricColumn:
     name: str
     values: NDArray[Any]
     agg_type: AggregationKind
+
+    def __post_init__(self) -> None:
+        check_description(self.dataset_name, self.name, self.agg_type)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -40,12 +40,31 @@ class Metric:
         name: the metric's name, unique within its dataset.
         value: a number, a category, or a sequence of them (one observation each).
         agg_type: how observations of this name are combined.
+
+    Raises:
+        MetricError: a name is not text, or the type is neither an ``AggregationType`` nor a name.
     """
 
     dataset_name: str
     name: str
     value: Any
     agg_type: AggregationKind
+
+    def __post_init__(self) -> None:
+        check_description(self.dataset_name, self.name, self.agg_type)
+
+
+def check_description(dataset_name: str, name: str, agg_type: AggregationKind) -> None:
+    """Refuse names that are not text, and types that no handler can have, where the metric is made."""
+    if not (isinstance(dataset_name, str) and isinstance(name, str)):
+        raise MetricError("the names of a metric and of its dataset must be text", found=f"{dataset_name!r}, {name!r}")
+    if not isinstance(agg_type, str):  # an AggregationType is one, too
+        raise MetricError(
+            f"unknown aggregation type {agg_type!r}",
+            hint="pass an AggregationType, or the name under which a handler is registered",
+            dataset=dataset_name,
+            metric=name,
+        )
 
 
 def kind_name(agg_type: AggregationKind) -> str:
