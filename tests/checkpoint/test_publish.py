@@ -253,7 +253,8 @@ def test_what_a_killed_saver_left_is_removed_by_the_next_and_a_running_one_is_le
     running.make()
     dead = publish.Staging(tmp_path / "dead")
     dead.make()
-    os.close(dead._lock)  # as when its process ends
+    assert dead._lock is not None
+    dead._lock.let_go()  # as when its process ends
     (dead.folder / "__0_0.distcp").write_text("half")
     checkpoint.save(state(1), tmp_path / "removed", step=1)
     os.rename(tmp_path / "removed", publish._hidden(tmp_path / "removed", "removing"))

@@ -20,9 +20,10 @@ import shutil
 import socket
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.checkpoint.files import LocalFiles
 from holdfast.checkpoint.manifest import MANIFEST, Manifest, read_manifest
@@ -37,6 +38,8 @@ MAX_SYNC_THREADS = 16
 _LEAST_MANIFEST_BYTES = 16
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+
+Result = TypeVar("Result")
 
 
 def check_replaceable(target: Path) -> None:
@@ -76,26 +79,42 @@ class Staging:
     def __init__(self, target: Path) -> None:
         self.target = target
         self.folder = _hidden(target, "saving")
-        self._lock = -1
+        self._lock: _FolderLock | None = None
 
     def make(self) -> None:
         """Make the folder, and hold it until :meth:`close`; what dead savers left is removed."""
-        parent = self.target.parent
-        parent.mkdir(parents=True, exist_ok=True)
-        with _changing_names(parent):
-            _clean(parent)
-            self.folder.mkdir()
-            self._lock = _hold(self.folder)
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        _changing_names(self.target.parent, self._make)
+
+    def _make(self) -> None:
+        _clean(self.target.parent)
+        self._lock = _FolderLock()
+        self.folder.mkdir()
+        self._lock.take(self.folder)
 
     def publish(self) -> None:
         """Put the folder in the target's place: in one step, or in two where the file system cannot exchange names."""
-        with _changing_names(self.target.parent):
-            replaced: list[Path] = []
+        _changing_names(self.target.parent, self._publish)
+
+    def _publish(self) -> None:
+        replaced: list[Path] = []
+        try:
             while not self._take_place(replaced):
                 check_replaceable(self.target)
-            sync(self.target.parent)
-            for old in replaced:
-                _remove(_named(old, "removing"), keep_in=self.target)
+        finally:  # as the names are: an interrupt may have come between a step and its note
+            if self._is_target_aside():
+                os.rename(self._aside, self.target)
+        sync(self.target.parent)
+        for old in replaced:
+            _remove(_named(old, "removing"), keep_in=self.target)
+
+    @property
+    def _aside(self) -> Path:
+        """Where the target waits, if it takes two steps; it comes back as long as this folder is there."""
+        return self.folder.with_suffix(".replaced")
+
+    def _is_target_aside(self) -> bool:
+        return not os.path.lexists(self.target) and os.path.isdir(self._aside)
 
     def _take_place(self, replaced: list[Path]) -> bool:
         try:
@@ -106,17 +125,16 @@ class Staging:
                 raise
         old = _hidden(self.target, "removing")
         with contextlib.suppress(FileNotFoundError):  # somebody removed it meanwhile
-            # Exchanged under that name, so that what was there goes if the saver is killed right after.
-            os.rename(self.folder, old)
-            exchanged = False
             try:
+                # Exchanged under that name, so that what was there goes if the saver is killed right after.
+                os.rename(self.folder, old)
                 exchanged = _exchange(old, self.target)
             finally:
-                if not exchanged:
+                if self._lock is not None and self._lock.is_of(old):
                     os.rename(old, self.folder)
             if not exchanged:
                 replaced[:] = [_named(before, "removing") for before in replaced]
-                old = self.folder.with_suffix(".replaced")  # which comes back as long as its "saving" is there
+                old = self._aside
                 os.rename(self.target, old)
             replaced.append(old)
             return exchanged
@@ -124,36 +142,67 @@ class Staging:
 
     def close(self) -> None:
         """Let go of the folder, and remove it unless it was published."""
-        if self._lock >= 0:
+        lock, self._lock = self._lock, None
+        if lock is not None:
             try:
-                shutil.rmtree(self.folder, ignore_errors=True)
+                if not self._is_target_aside():  # else the next saver puts that back
+                    shutil.rmtree(self.folder, ignore_errors=True)
             finally:  # interrupted, it leaves the rest to the next saver
-                _let_go(self._lock)
-                self._lock = -1
+                lock.let_go()
 
 
-def _hold(folder: Path) -> int:
-    """Lock a folder, waiting for its holder; a descriptor for :func:`_let_go`."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+class _FolderLock:
+    """A lock on a folder, which ends with this object at the latest."""
+
+    _descriptor = -1
+
+    def take(self, folder: Path) -> None:
+        """Lock it; nobody else does."""
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _lock(self._descriptor)
+
+    def is_of(self, folder: Path) -> bool:
+        """Return whether a folder is the locked one, whatever its name."""
+        try:
+            return os.path.samestat(os.stat(folder), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
+    def let_go(self) -> None:
+        """End the lock; more than once does no harm."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            _unlock(descriptor)
+            os.close(descriptor)
+
+    __del__ = let_go
+
+
+def _lock(descriptor: int) -> None:
     with contextlib.suppress(OSError):  # where locks are not supported nothing of another saver is removed either
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
 
 
-def _let_go(descriptor: int) -> None:
+def _unlock(descriptor: int) -> None:
     with contextlib.suppress(OSError):  # closing is not enough where a process was forked meanwhile
         fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
 
 
-@contextlib.contextmanager
-def _changing_names(parent: Path) -> Iterator[None]:
-    """Keep other savers of this machine from looking at, or changing, the names in a folder."""
-    descriptor = _hold(parent)
+def _changing_names(parent: Path, change: Callable[[], Result]) -> Result:
+    """Call a function while no other saver of this machine looks at, or changes, the names in a folder."""
+    descriptor = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield
+        _lock(descriptor)
+        return change()
     finally:
-        _let_go(descriptor)
+        # An interrupt may be raised wherever a Python function begins: with one in the way here, this process would
+        # still hold the lock, and its next save wait for it forever.
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
 
 
 def prune(target: Path, manifest: Manifest, keep: int) -> list[Path]:
@@ -162,8 +211,7 @@ def prune(target: Path, manifest: Manifest, keep: int) -> list[Path]:
     Only complete checkpoints count, and only those named like the target but for digits: one with missing or truncated
     files stays for somebody to look at, and a copy under another name is the user's.
     """
-    with _changing_names(target.parent):
-        return _prune(target, manifest, keep)
+    return _changing_names(target.parent, lambda: _prune(target, manifest, keep))
 
 
 def _prune(target: Path, manifest: Manifest, keep: int) -> list[Path]:

@@ -107,17 +107,17 @@ def save(
     step, keep, thread_count = _checked(state_dict, step, run_id, keep, thread_count)
     alone = not (dist.is_available() and dist.is_initialized())
     handled = sys.exc_info()[1]
-    writer: VerifiedWriter | None = None
+    writer = VerifiedWriter(
+        target,
+        step=step,
+        run_id=run_id,
+        keep=keep,
+        thread_count=thread_count,
+        group=None if alone else process_group,
+        alone=alone,
+    )
     try:
-        writer = VerifiedWriter(
-            target,
-            step=step,
-            run_id=run_id,
-            keep=keep,
-            thread_count=thread_count,
-            group=None if alone else process_group,
-            alone=alone,
-        )
+        writer.begin()
         # Torch's ``save`` without its warning that this is one process, which is meant: a background thread must not
         # touch the filters, which are those of all threads.
         _save_state_dict(
@@ -134,8 +134,7 @@ def save(
             raise interrupt from None
         raise _write_error(error, target, handled=handled) from error
     finally:
-        if writer is not None:
-            writer.close()
+        writer.close()
     if writer.refused:
         warnings.warn(_refusals(writer.refused), UserWarning, stacklevel=2)
     return SaveReport(

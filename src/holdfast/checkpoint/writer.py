@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from holdfast.checkpoint.archive import ReadAt
+from holdfast.checkpoint.data_files import DataFiles, NoTransforms
 from holdfast.checkpoint.files import CheckpointFile, LocalFiles
 from holdfast.checkpoint.interrupts import interrupt_in
 from holdfast.checkpoint.items import MAX_CACHED_OBJECT_BYTES, memory_reader, refusal_of
@@ -51,6 +52,8 @@ class _Digested(WriteResult):
 class VerifiedWriter(FileSystemWriter):
     """Writes one checkpoint; made by :func:`~holdfast.checkpoint.save` on every rank.
 
+    Nothing is on the disk before :meth:`begin`, and nothing but the checkpoint after :meth:`close`.
+
     Args:
         target: the final folder.
         step: for the manifest.
@@ -84,15 +87,12 @@ class VerifiedWriter(FileSystemWriter):
         self._alone = alone
         self._staging = Staging(target)
         self._coordinator = alone or dist.get_rank(group) == 0
-        try:
-            self._begin()
-            # Synced here, all files at once: the file system then commits its journal once, not once per file.
-            super().__init__(self._staging.folder, sync_files=False, overwrite=False, thread_count=thread_count)
-        except BaseException:
-            self.close()
-            raise
+        # Synced here, all files at once: the file system then commits its journal once, not once per file.
+        super().__init__(self._staging.folder, sync_files=False, overwrite=False, thread_count=thread_count)
+        self.fs = DataFiles()
+        self.transforms = NoTransforms()  # type: ignore[assignment]  # all that torch asks of it
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Agree on what is saved, and make the hidden folder, before any rank writes; all ranks hear if that fails."""
         staging = self._staging
         about = (str(staging.target), self._step, self._run_id)
@@ -117,7 +117,7 @@ class VerifiedWriter(FileSystemWriter):
             dist.broadcast_object_list(outcome, src=source, group=self._group)
         if isinstance(outcome[0], Exception):
             raise outcome[0]
-        staging.folder = outcome[0]
+        self.path = staging.folder = outcome[0]
 
     def close(self) -> None:
         """Remove what was written, unless it was published."""
