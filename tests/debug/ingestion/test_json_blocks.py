@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from holdfast.debug.ingestion import json_blocks
 from holdfast.debug.ingestion.formats import json_lines
+from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.uniform_lines import uniform_batch
 from holdfast.debug.types import Signal
@@ -144,3 +145,13 @@ def test_one_broken_line_costs_one_block_and_is_counted(tmp_path: Path, monkeypa
     builder = json_blocks.read_blocks(LogFile(path))
     assert builder is not None
     assert (builder.count, builder.bad, len(singly)) == (399, 1, 1)
+
+
+def test_progress_is_told_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_blocks, "_BLOCK", 1_000)
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f'{{"step": {step}, "loss": 1.5}}\n' for step in range(500)))
+    told: list[int] = []
+    assert json_blocks.read_blocks(LogFile(log, Limits(), told.append)) is not None
+    assert len(told) > 5
+    assert sum(told) == log.stat().st_size

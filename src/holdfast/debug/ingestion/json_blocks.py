@@ -93,6 +93,8 @@ def read_blocks(file: LogFile) -> ColumnBuilder | None:
         try:
             for start, end in _ranges(file):
                 pending.append(pool.submit(_parse, stream.fileno(), start, end))
+                if file.progress is not None:
+                    file.progress(end - start)
                 if len(pending) > workers + 1:  # Blocks are held in memory: never more than the threads keep up with.
                     _take(builder, pending)
                 if builder.count > file.limits.rows:
