@@ -1,10 +1,11 @@
-"""Blocks of remote files kept on disk, within a limit, shared by every process of the machine.
+"""Blocks of remote files kept on disk: bounded, shared by any number of processes, safe under SIGKILL.
 
-One file a block, ended by a checksum, written aside and renamed into place, so a reader finds a whole block or none.
-Room for a block is reserved under a lock on the folder, and it is written without one; the running total beside the
-lock says when to make room, and the blocks used longest ago go first. What a killed process left half written, or
-reserved, is found when a process first counts what the folder holds, and whenever room is made. A reader takes no lock:
-a block that vanishes under it is just missing, and is fetched again.
+The blocks of a file lie in groups: a sparse file of some blocks side by side, and behind them a table of a checksum for
+each. A block is written first and its checksum after it, so a reader finds a whole block or none, and blocks that were
+fetched together are written together: a file per block costs more than its bytes do (``bench/remote.py``, *in order*).
+Room is reserved under a lock on the folder; the running total in the lock file says when to make room, and the groups
+used longest ago go first. Counting what the folder holds waits for those who write what they reserved; a process that
+is killed lets go of its locks. A reader takes none: a group that vanishes under it is missing, and is fetched again.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from threading import get_ident
 
 from holdfast.errors import SourceError
 
@@ -25,7 +25,16 @@ try:  # three times as fast, and the same checksum
 except ImportError:
     from zlib import crc32
 
-_CHECKSUM_BYTES = 4
+__all__ = ["BlockCache"]
+
+# Bytes and blocks of a group, at most: enough for a long request, and few enough to drop together.
+GROUP_BYTES, MAX_GROUP_BLOCKS = 8 * 2**20, 64
+# The least number of groups that the limit holds, as they are dropped whole.
+MIN_GROUPS = 64
+# A checksum, and the same with every bit turned over: what was never written, or only in part, is neither.
+_ENTRY_BYTES = 8
+# What a file system allocates at a time, mostly.
+_PAGE = mmap.PAGESIZE
 # Make this much more room than needed, so that not every block added rescans the folder.
 _SLACK = 0.1
 
@@ -36,15 +45,21 @@ class BlockCache:
     Args:
         folder: where all blocks of all files lie.
         key: names the file and its version.
+        block_size: bytes of every block but a file's last.
         limit: most bytes the folder may take; 0 keeps nothing.
         counted: the folders whose blocks this process has counted; shared by its caches, as counting looks at every
-            block of every file.
+            group of every file.
     """
 
-    def __init__(self, folder: Path, key: str, *, limit: int, counted: set[Path] | None = None) -> None:
+    def __init__(
+        self, folder: Path, key: str, *, block_size: int, limit: int, counted: set[Path] | None = None
+    ) -> None:
         self._folder = folder
         self._own = os.path.join(folder, key)
+        self._block_size = block_size
         self._limit = limit
+        most = min(GROUP_BYTES, limit // MIN_GROUPS) // block_size
+        self._together = max(1, min(MAX_GROUP_BLOCKS, most))
         self._counted: set[Path] = set() if counted is None else counted
         self._checked: set[int] = set()
         if limit:
@@ -58,6 +73,11 @@ class BlockCache:
                     hint="give RemoteOptions(cache_dir=…), or cache_limit=0 to cache nothing",
                 ) from error
 
+    @property
+    def keeps(self) -> bool:
+        """Whether blocks are kept at all."""
+        return self._limit > 0
+
     def get(self, number: int, size: int) -> memoryview | None:
         """Return the block as a map of its file, if it is held whole; a damaged one counts as missing.
 
@@ -66,95 +86,95 @@ class BlockCache:
         """
         if not self._limit:
             return None
-        path = self._path(number)
+        start = number % self._together * self._block_size
+        skipped = start % mmap.ALLOCATIONGRANULARITY  # a map begins at a page
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
             try:
-                raw = memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
+                checksum = _checksum_in(os.pread(file, _ENTRY_BYTES, self._entry(number)))
+                if checksum is None:
+                    return None
+                whole = mmap.mmap(file, skipped + size, access=mmap.ACCESS_READ, offset=start - skipped)
+                os.utime(file)  # marks it as just used; access times are off on most machines
             finally:
                 os.close(file)
-            os.utime(path)  # marks it as just used; access times are off on most machines
-        except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
+        except (OSError, ValueError):  # ValueError: the file is shorter than what is mapped
             return None
-        if len(raw) != size + _CHECKSUM_BYTES:
-            return None
-        data = raw[:size]
+        data = memoryview(whole)[skipped:]
         if number not in self._checked:
-            if crc32(data).to_bytes(_CHECKSUM_BYTES, "little") != raw[size:]:
+            if crc32(data) != checksum:
                 return None
             self._checked.add(number)
         return data
 
-    def put(self, number: int, data: bytes | memoryview) -> None:
-        """Keep a block, making room first; one that cannot be kept is simply not."""
-        need = len(data) + _CHECKSUM_BYTES
+    def put(self, first: int, blocks: Sequence[bytes | memoryview]) -> None:
+        """Keep blocks that follow each other, making room first; what cannot be kept is simply not."""
+        while blocks:
+            count = self._together - first % self._together
+            self._put_group(first, blocks[:count])
+            first, blocks = first + count, blocks[count:]
+
+    def _put_group(self, first: int, blocks: Sequence[bytes | memoryview]) -> None:
+        need = sum(-(-len(block) // _PAGE) * _PAGE for block in blocks) + _PAGE
         if need > self._limit:
             return
-        path = self._path(number)
-        aside = os.path.join(self._folder, f"{os.getpid()}-{get_ident()}.incoming")
-        checksum = crc32(data).to_bytes(_CHECKSUM_BYTES, "little")
+        table = b"".join(_entry_of(crc32(block)) for block in blocks)
         try:
-            with self._locked() as lock:
-                total = self._read_total(lock)
-                if total is None or self._folder not in self._counted or total + need > self._limit:
-                    total = self._make_room(need)
-                    self._counted.add(self._folder)
-                os.pwrite(lock, b"%020d" % (total + need), 0)
-                # Under the lock it takes its whole size, so that it is counted with what is held.
-                file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            with self._reserved(need):
+                file = self._open_group(first)
                 try:
-                    os.ftruncate(file, need)
-                except OSError:
+                    start = first % self._together * self._block_size
+                    if os.pwritev(file, blocks, start) != sum(map(len, blocks)):
+                        raise OSError(errno.ENOSPC, "the blocks were not written completely")
+                    os.pwrite(file, table, self._entry(first))
+                finally:
                     os.close(file)
-                    raise
-            try:
-                if os.writev(file, [data, checksum]) != need:
-                    raise OSError(errno.ENOSPC, "the block was not written completely")
-            finally:
-                os.close(file)
-            try:
-                os.replace(aside, path)
-            except FileNotFoundError:
-                os.makedirs(self._own, exist_ok=True)
-                os.replace(aside, path)
         except OSError:
-            # A full or read-only disk costs speed, never the data: the block in hand is good.
-            with suppress(FileNotFoundError):
-                os.unlink(aside)
+            return  # a full or read-only disk costs speed, never the data: the blocks in hand are good
+
+    def _open_group(self, number: int) -> int:
+        path, flags = self._path(number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, 0o666)
+        except FileNotFoundError:
+            os.makedirs(self._own, exist_ok=True)
+            return os.open(path, flags, 0o666)
 
     def _path(self, number: int) -> str:
-        return os.path.join(self._own, f"{number:09d}.block")
+        # Groups of another size, which another limit asks for, are other files.
+        return os.path.join(self._own, f"{number // self._together:09d}-{self._together}.blocks")
+
+    def _entry(self, number: int) -> int:
+        return self._together * self._block_size + number % self._together * _ENTRY_BYTES
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
-        descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _reserved(self, need: int) -> Iterator[None]:
+        """Reserve room for what is written meanwhile."""
+        with _locked(self._folder / "lock", fcntl.LOCK_EX) as lock:
+            total = _read_total(lock)
+            if total is None or self._folder not in self._counted or total + need > self._limit:
+                with _locked(self._folder / "writing", fcntl.LOCK_EX):  # what others have reserved is counted
+                    total = self._make_room(need)
+                self._counted.add(self._folder)
+            os.pwrite(lock, b"%020d" % (total + need), 0)
+            writing = _lock(self._folder / "writing", fcntl.LOCK_SH)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield descriptor
+            yield
         finally:
-            os.close(descriptor)
-
-    @staticmethod
-    def _read_total(lock: int) -> int | None:
-        text = os.pread(lock, 20, 0)
-        return int(text) if len(text) == 20 and text.isdigit() else None
+            _unlock(writing)
 
     def _make_room(self, need: int) -> int:
         """Count what is held, drop the oldest until ``need`` fits; the bytes then held."""
-        incoming = 0
-        for aside in self._folder.glob("*incoming*"):
-            if _is_alive(aside.name):
-                incoming += _size_of(aside)
-            else:
-                aside.unlink(missing_ok=True)
+        for aside in self._folder.glob("*incoming*"):  # of versions that kept every block in a file of its own
+            aside.unlink(missing_ok=True)
         held = []
-        for path in self._folder.glob("*/*.block"):
+        for path in self._folder.glob("*/*.block*"):
             try:
                 found = path.stat()
             except FileNotFoundError:
                 continue
-            held.append((found.st_mtime_ns, found.st_size, path))
-        total = incoming + sum(size for _, size, _ in held)
+            held.append((found.st_mtime_ns, found.st_blocks * 512, path))
+        total = sum(size for _, size, _ in held)
         if total + need <= self._limit:
             return total
         held.sort()
@@ -167,20 +187,41 @@ class BlockCache:
         return total
 
 
-def _size_of(path: Path) -> int:
+def _lock(path: Path, kind: int) -> int:
+    """Return a descriptor that holds a lock on a file until it is closed."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        return path.stat().st_size
-    except FileNotFoundError:  # renamed meanwhile: it is counted by its new name
-        return 0
+        fcntl.flock(descriptor, kind)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
-def _is_alive(name: str) -> bool:
-    """Say whether the process that writes a file under such a name is there."""
-    process = name.partition("-")[0]
+def _unlock(descriptor: int) -> None:
+    # A child that was forked meanwhile has a copy of the descriptor, so that closing it would not let go of the lock.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+@contextmanager
+def _locked(path: Path, kind: int) -> Iterator[int]:
+    descriptor = _lock(path, kind)
     try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
+        yield descriptor
+    finally:
+        _unlock(descriptor)
+
+
+def _read_total(lock: int) -> int | None:
+    text = os.pread(lock, 20, 0)
+    return int(text) if len(text) == 20 and text.isdigit() else None
+
+
+def _entry_of(checksum: int) -> bytes:
+    return checksum.to_bytes(4, "little") + (checksum ^ 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def _checksum_in(entry: bytes) -> int | None:
+    checksum = int.from_bytes(entry[:4], "little")
+    return checksum if entry == _entry_of(checksum) else None

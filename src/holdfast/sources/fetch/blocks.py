@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -14,7 +15,7 @@ from holdfast.sources.fetch.options import RemoteOptions
 from holdfast.sources.fetch.transport import Data, Transport
 from holdfast.sources.files import Stamp
 
-__all__ = ["Block", "BlockFile", "Cost", "Key", "Place", "Spot"]
+__all__ = ["Block", "BlockFile", "Cost", "Key", "Place", "Spot", "runs_of"]
 
 
 Key: TypeAlias = tuple[str, int]
@@ -51,7 +52,7 @@ class BlockFile:
         key = hashlib.blake2b(f"{url}\n{stamp.size}\n{version}".encode(), digest_size=12).hexdigest()
         key += f"-{options.block_size}"
         limit = options.cache_limit if stamp.is_versioned else 0
-        cache = BlockCache(options.folder(), key, limit=limit, counted=counted)
+        cache = BlockCache(options.folder(), key, block_size=options.block_size, limit=limit, counted=counted)
         return cls(url, stamp, options, transport, cache, key)
 
     def bounds(self, number: int) -> tuple[int, int]:
@@ -70,6 +71,17 @@ class Spot(NamedTuple):
 
     file: BlockFile
     number: int
+
+
+def runs_of(numbers: Sequence[int]) -> list[range]:
+    """Return rising numbers as runs of those that follow each other."""
+    runs: list[range] = []
+    for number in numbers:
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs
 
 
 class Place(enum.Enum):
@@ -118,6 +130,7 @@ class Block:
     attempts: int = 0
     running: int = 0  # requests that will bring it
     waiters: int = 0
+    writing: bool = False  # it is not on disk yet: dropped now, it would be fetched again
     cost: Cost = field(default_factory=Cost)  # taken by the first to read it
     size: int = field(init=False)  # its bytes
     unread: int = field(init=False)  # those of them that nobody has read yet

@@ -3,8 +3,7 @@
 A block is wanted because somebody waits for it (``get``), or because somebody will read it (``want``). Those who wait
 go first; what will be read follows in the order it was named. A thread takes the most urgent block and the neighbours
 that are wanted too, as one request. A request that fails is tried again when its own timer says so, and one that is
-late gets a twin; neither keeps a thread from other blocks. What is fetched ahead is bounded by ``memory_limit`` for
-each reader.
+late gets a twin; neither keeps a thread from other blocks. What is fetched ahead is bounded for each reader.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TypeVar
 
 from holdfast.errors import HoldfastError, RemoteReadError
 from holdfast.sources.fetch.block_queue import LONG_REQUEST_BYTES, URGENT, BlockQueue
-from holdfast.sources.fetch.blocks import Block, BlockFile, Cost, Place, Spot
+from holdfast.sources.fetch.blocks import Block, Cost, Place, Spot, runs_of
 from holdfast.sources.fetch.claims import Claims
 from holdfast.sources.fetch.memory import BlockMemory
 from holdfast.sources.fetch.pace import Pace
@@ -51,13 +50,15 @@ class Fetcher:
 
     Args:
         folder: the cache folder of its files; None where nothing is kept.
-        memory_limit: most bytes of blocks held in memory, and most fetched ahead for one reader.
+        memory_limit: most bytes of blocks held in memory.
+        ahead_limit: most bytes fetched ahead for one reader.
         max_connections: most requests at a time.
     """
 
-    def __init__(self, folder: Path | None, *, memory_limit: int, max_connections: int) -> None:
+    def __init__(self, folder: Path | None, *, memory_limit: int, ahead_limit: int, max_connections: int) -> None:
         self._claims = None if folder is None else Claims(folder)
         self.memory_limit = memory_limit
+        self._ahead_limit = ahead_limit
         self._max_connections = max_connections
         self._pace = Pace(max_connections)
         self._lock = threading.Lock()
@@ -89,6 +90,8 @@ class Fetcher:
                 if block is not None:
                     if owner is None:
                         self._hurry(block)
+                    continue
+                if owner is not None and self._memory.is_away((file.key, number)):
                     continue
                 if owner is None and ahead + file.size_of(number) > self.memory_limit // 2:
                     break  # it would be dropped again before it is read
@@ -149,6 +152,7 @@ class Fetcher:
                 block = self._memory.blocks.get((file.key, number))
                 if block is None:
                     absent.append(at)
+                    self._memory.settle((file.key, number))
                 elif block.place is Place.READY:
                     found[at] = self._memory.take(block, cost, used[at])
                 else:
@@ -241,7 +245,7 @@ class Fetcher:
 
     def _most_ahead(self) -> int:
         """Return how much one reader may name: what all connections bring, twice, as one part is read meanwhile."""
-        return min(self.memory_limit, 2 * self._pace.connections * LONG_REQUEST_BYTES)
+        return min(self._ahead_limit, 2 * self._pace.connections * LONG_REQUEST_BYTES)
 
     def _most_hedged(self) -> int:
         return max(1, int(MAX_HEDGED_SHARE * self._pace.connections))
@@ -290,29 +294,28 @@ class Fetcher:
                     return None
 
     def _get_blocks(self, blocks: list[Block]) -> None:
-        """Get blocks from this machine's cache, or fetch those that no other process is fetching."""
+        """Get blocks from this machine's cache, and fetch those that no other process is fetching."""
         file = blocks[0].file
-        run: list[Block] = []
-        for block in blocks:
-            data = file.cache.get(block.number, block.size)
-            if data is None and self._claim(file, block.number):
-                # It may have been published between the look and the claim.
-                data = file.cache.get(block.number, block.size)
-                if data is None:
-                    run.append(block)
-                    continue
-                self._unclaim([block])
-            with self._lock:
-                if data is not None:
+        found = _look_up(blocks)
+        absent = [block for block in blocks if block.number not in found]
+        claimed: set[int] = set()
+        if self._claims is not None and absent:
+            claimed = self._claims.take(file.key, [block.number for block in absent])
+            # Some may have been published between the look and the claim.
+            found |= (published := _look_up([block for block in absent if block.number in claimed]))
+            self._claims.release(file.key, list(published))
+        with self._lock:
+            mine = []
+            for block in blocks:
+                if (data := found.get(block.number)) is not None:
                     block.cost.cache_hits += 1
                     self._hold(block, data)
+                elif self._claims is None or block.number in claimed:
+                    mine.append(block)
                 else:
                     self._wait_for_others(block)
-            if run:
-                self._fetch(Request(run))
-                run = []
-        if run:
-            self._fetch(Request(run))
+        for run in runs_of([block.number for block in mine]):
+            self._fetch(Request([block for block in mine if block.number in run]))
 
     def _fetch(self, request: Request) -> None:
         file = request.blocks[0].file
@@ -344,6 +347,7 @@ class Fetcher:
                 block.running -= 1
                 block.cost.bytes_fetched += len(piece)
                 if block.place is not Place.READY:
+                    block.writing = self._claims is not None
                     self._hold(block, piece)
                     new.append((block, piece))
             if request.twin is not None:
@@ -362,11 +366,15 @@ class Fetcher:
                 if self._queue:
                     self._call_for_work()
         try:
-            for block, piece in pieces:
-                block.file.cache.put(block.number, piece)
+            data = {block.number: piece for block, piece in pieces}
+            for run in runs_of(list(data)):
+                pieces[0][0].file.cache.put(run.start, [data[number] for number in run])
         finally:
-            if aside:
-                with self._lock:
+            with self._lock:
+                for block, _ in pieces:
+                    block.writing = False
+                self._memory.make_room()
+                if aside:
                     self._running += 1
                     self._keeping -= 1
 
@@ -426,13 +434,15 @@ class Fetcher:
         if self._active:
             self._timers.after(SWEEP_SECONDS, self._sweep)
 
-    def _claim(self, file: BlockFile, number: int) -> bool:
-        return self._claims is None or self._claims.take(file.key, number)
-
     def _unclaim(self, blocks: list[Block]) -> None:
         if self._claims is not None:
-            for block in blocks:
-                self._claims.release(block.file.key, block.number)
+            self._claims.release(blocks[0].file.key, [block.number for block in blocks])
+
+
+def _look_up(blocks: Iterable[Block]) -> dict[int, Data]:
+    """Return the blocks of a file that this machine's cache holds, by number."""
+    looked = ((block.number, block.file.cache.get(block.number, block.size)) for block in blocks)
+    return {number: data for number, data in looked if data is not None}
 
 
 def _error(block: Block) -> HoldfastError:

@@ -36,7 +36,8 @@ class BlockMemory:
         self._spent: OrderedDict[Key, Block] = OrderedDict()  # those of which every byte was read, likewise
         self._spent_bytes = 0
         self._unread: OrderedDict[Key, Block] = OrderedDict()  # named by a reader that is still to come
-        self._ahead: dict[int, int] = {}  # bytes named by each reader and not read yet
+        self._away: dict[Key, tuple[int, int]] = {}  # named and on disk only: the reader, and the bytes
+        self._ahead: dict[int, int] = {}  # bytes named by each reader and not read yet, wherever they are
         self._full: set[int] = set()  # readers that have named enough for now
 
     def name(self, owner: int, size: int) -> None:
@@ -61,10 +62,21 @@ class BlockMemory:
         self._full.discard(owner)
         if self._ahead.pop(owner, None) is None:
             return
+        self._away = {key: named for key, named in self._away.items() if named[0] != owner}
         for key, block in list(self._unread.items()):
             if block.owner == owner:
                 self._read[key] = self._unread.pop(key)
                 block.owner = None
+
+    def is_away(self, key: Key) -> bool:
+        """Return whether a reader has named a block that came, and was left to the disk until it is read."""
+        return key in self._away
+
+    def settle(self, key: Key) -> None:
+        """Count a block that was left to the disk as read."""
+        owner, size = self._away.pop(key, (None, 0))
+        if owner is not None:
+            self._ahead[owner] -= size
 
     def hold(self, block: Block, data: Data) -> None:
         """Keep a block that has come, and make room for it."""
@@ -109,7 +121,7 @@ class BlockMemory:
         for block in held.values():
             if over <= 0:
                 break
-            if not block.waiters and (held is not self._unread or block.file.options.cache_limit):
+            if not block.waiters and not block.writing and (held is not self._unread or block.file.cache.keeps):
                 victims.append(block)
                 over -= block.size
         for block in victims:
@@ -117,6 +129,11 @@ class BlockMemory:
             self.held_bytes -= block.size
             if held is self._spent:
                 self._spent_bytes -= block.size
+            if block.owner in self._ahead:
+                # It counts until it is read: else a reader whose window is larger than the memory would name, and have
+                # fetched, more than the disk holds.
+                self._away[block.key] = (block.owner, block.size)
+                block.owner = None
             self._disown(block)
 
     def drop(self, block: Block) -> None:

@@ -16,6 +16,10 @@ from holdfast.sources.fetch.transport import FsspecTransport, Transport
 
 __all__ = ["counted_folders", "fetcher_of", "transport_of"]
 
+# At most this part of the cache is fetched ahead for a reader. The cache drops what was used longest ago: blocks that
+# came too long before they are read would go before those that were just read. A window takes a quarter of the cache.
+AHEAD_PART = 8
+
 _fetchers: dict[tuple[Any, ...], Fetcher] = {}
 _transports: dict[tuple[Any, ...], Transport] = {}
 _counted: dict[int, set[Path]] = {}
@@ -24,10 +28,12 @@ _counted: dict[int, set[Path]] = {}
 def fetcher_of(options: RemoteOptions) -> Fetcher:
     """Return this process's fetcher for files of such a cache and such bounds."""
     folder = options.folder() if options.cache_limit else None
-    key = (os.getpid(), folder, options.memory_limit, options.max_connections)
+    memory, most = options.memory_limit, options.max_connections
+    ahead = min(memory, options.cache_limit // AHEAD_PART) if options.cache_limit else memory
+    key = (os.getpid(), folder, memory, ahead, most)
     found = _fetchers.get(key)
     if found is None:
-        made = Fetcher(folder, memory_limit=options.memory_limit, max_connections=options.max_connections)
+        made = Fetcher(folder, memory_limit=memory, ahead_limit=ahead, max_connections=most)
         found = _fetchers.setdefault(key, made)
     return found
 

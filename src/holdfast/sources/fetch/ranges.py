@@ -23,6 +23,9 @@ Int64 = NDArray[np.int64]
 # A block's number among those of all files is ``file << FILE_SHIFT | block``.
 FILE_SHIFT = 40
 BLOCK_MASK = (1 << FILE_SHIFT) - 1
+# From this size on, parts are copied by NumPy, which lets other threads run meanwhile; each such copy costs a
+# microsecond to call, as long as 8 KiB take to copy.
+LARGE_PART = 32 * 2**10
 
 
 class Ranges(NamedTuple):
@@ -77,7 +80,18 @@ def gather_ranges(
             del found, blocks
     offsets = np.zeros(len(ranges.starts) + 1, dtype=np.int64)
     np.cumsum(ranges.stops - ranges.starts, out=offsets[1:])
-    return Ragged(np.frombuffer(bytearray().join(parts), dtype=np.uint8), offsets), total
+    return Ragged(_joined(parts, int(offsets[-1])), offsets), total
+
+
+def _joined(parts: Sequence[memoryview], size: int) -> NDArray[np.uint8]:
+    """Copy parts into fresh memory, large ones while other threads run."""
+    if size < LARGE_PART * len(parts):
+        return np.frombuffer(bytearray().join(parts), dtype=np.uint8)
+    joined, start = np.empty(size, dtype=np.uint8), 0
+    for part in parts:
+        joined[start : start + len(part)] = np.frombuffer(part, dtype=np.uint8)
+        start += len(part)
+    return joined
 
 
 def want_ranges(
