@@ -4,6 +4,8 @@ Overhead is measured with and without a run, alternating: the host's share on st
 the training thread, as the least of many short rounds (other work on the machine only adds), and on steps of 20 ms, by
 the wall clock, as the median difference between steps that were made side by side, with its 95% interval: of steps that
 compute all the time and of steps that mostly wait, of programs that tell the norm of their gradient and of others. The
+``floor`` beside the latter is a bare hook that measures the same norm with the fastest of torch's kernels (it was
+compared with dot products, and with a thread of its own, which takes longer than the norm), and does nothing else. The
 rules of Lightning's ``SpikeDetection`` (a loss above three times its running mean), OLMo-core's skip-step (mean plus
 six standard deviations of 128) and LLM Foundry's ``KillLossSpike`` (four of a window above twice its mean) are applied
 as documented to the very losses the run recorded.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import random
 import statistics
 import tempfile
@@ -110,14 +113,15 @@ class Ratio:
     high: float
 
 
-def step_ratio(rounds: int, *, waiting: bool, clips: bool) -> Ratio:
+def step_ratios(rounds: int, sides: tuple[str, ...], *, waiting: bool, clips: bool) -> dict[str, Ratio]:
     """Return how much longer a step of about 20 ms takes inside a run with everything on, by the wall clock.
 
-    Four programs, alike but for their place in memory, make one step each in every round, in an order drawn for it; two
-    of them are in runs. What slows the machine for longer than a round is in both sides of its difference.
+    Two programs per side, alike but for their place in memory, make one step each in every round, in an order drawn for
+    it. What slows the machine for longer than a round is in both sides of its difference.
 
     Args:
         rounds: in which each program makes one step.
+        sides: what is compared with a plain program: ``run``, and ``floor``, which only measures its gradient's norm.
         waiting: most of the step is spent in an empty loop, after which the processor's caches hold neither the
             interpreter nor torch, and any call takes many times as long; else all of it is forward and backward pass.
         clips: the program clips its gradient, inside a run and outside, and tells the run the norm; else the run
@@ -143,8 +147,9 @@ def step_ratio(rounds: int, *, waiting: bool, clips: bool) -> Ratio:
 
         return model, optimizer, train_step
 
-    programs = [program() for _ in range(4)]
-    plain_step = programs[1][-1]
+    kinds = ("plain", *sides)
+    programs = [program() for _ in 2 * kinds]
+    plain_step = programs[0][-1]
     if waiting:
         rest = STEP_SECONDS - alternate({"compute": plain_step}, 25)["compute"]
     else:
@@ -155,8 +160,10 @@ def step_ratio(rounds: int, *, waiting: bool, clips: bool) -> Ratio:
     taken: list[list[float]] = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         steps: list[Callable[[], None]] = []
-        for number, (model, optimizer, train_step) in enumerate(programs):
-            if number % 2:
+        for number, (kind, (model, optimizer, train_step)) in enumerate(zip(2 * kinds, programs, strict=True)):
+            if kind == "floor":
+                optimizer.register_step_pre_hook(_measure_norm)
+            if kind != "run":
                 steps.append(functools.partial(_plain_step, train_step))
                 continue
             run = Run(
@@ -177,11 +184,21 @@ def step_ratio(rounds: int, *, waiting: bool, clips: bool) -> Ratio:
                 steps[number]()
                 times[number] = clock() - began
             taken.append(times)
-    inside, outside = (np.array(taken)[WARM_UP:, side::2] for side in (0, 1))
-    usual, added = np.median(outside), inside.mean(axis=1) - outside.mean(axis=1)
+    seconds = {kind: np.array(taken)[WARM_UP:, number :: len(kinds)] for number, kind in enumerate(kinds)}
     resampled = np.random.default_rng(0).integers(rounds, size=(2000, rounds))
-    low, high = np.percentile(np.median(added[resampled], axis=1), [2.5, 97.5])
-    return Ratio(*(float(1 + seconds / usual) for seconds in (np.median(added), added.mean(), low, high)))
+    usual = np.median(seconds["plain"])
+    ratios = {}
+    for kind in sides:
+        added = seconds[kind].mean(axis=1) - seconds["plain"].mean(axis=1)
+        low, high = np.percentile(np.median(added[resampled], axis=1), [2.5, 97.5])
+        ratios[kind] = Ratio(*(float(1 + more / usual) for more in (np.median(added), added.mean(), low, high)))
+    return ratios
+
+
+def _measure_norm(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Measure the norm of every gradient, and nothing else: no run that knows them can take less."""
+    norms = torch._foreach_norm([owner.grad for group in optimizer.param_groups for owner in group["params"]])
+    math.hypot(*[norm.item() for norm in norms])
 
 
 def _recorded_step(run: Run, batches: Iterator[Any], train_step: TrainStep) -> None:
@@ -207,10 +224,13 @@ def overhead(rounds: int) -> dict[str, float]:
     }
     for name, waiting in (("computing", False), ("waiting", True)):
         for clips in (True, False):
-            ratio = step_ratio(50 * rounds, waiting=waiting, clips=clips)
-            kind = f"ratio_of_20_ms_{name}_{'told' if clips else 'measured'}_norm"
-            figures |= {kind: ratio.median, f"{kind}_low": ratio.low, f"{kind}_high": ratio.high}
-            figures[f"{kind}_mean"] = ratio.mean
+            sides = ("run",) if clips else ("run", "floor")
+            ratios = step_ratios(50 * rounds, sides, waiting=waiting, clips=clips)
+            for side, ratio in ratios.items():
+                kind = f"ratio_of_20_ms_{name}_{'told' if clips else 'measured'}_norm"
+                kind += "_floor" if side == "floor" else ""
+                figures |= {kind: ratio.median, f"{kind}_low": ratio.low, f"{kind}_high": ratio.high}
+                figures[f"{kind}_mean"] = ratio.mean
     return figures
 
 
