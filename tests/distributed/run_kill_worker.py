@@ -1,8 +1,9 @@
 """One rank of runs that torchrun starts again whenever a rank is killed: run by test_run_kill_torchrun.
 
-``run_kill_worker.py FOLDER SEED KILLS SECONDS``. Each of the first lives draws a rank and a moment within these seconds
-after its ranks have joined, and trains one run after another until a process of its own kills that rank, whatever it is
-doing. The life after them ends the run under way, and notes how long it took.
+``run_kill_worker.py FOLDER SEED KILLS SECONDS STEPS KIND``, where the kind is replicated or sharded. Each of the first
+lives draws a rank and a moment within these seconds after its ranks have joined, and trains one run after another until
+a process of its own kills that rank, whatever it is doing. The life after them ends the run under way, and notes how
+long it took.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def unfinished_run(folder: Path) -> int:
 def main(*given: str) -> None:
     """Live once."""
     folder, seed, kills, seconds = Path(given[0]), int(given[1]), int(given[2]), float(given[3])
+    steps, sharded = int(given[4]), given[5] == "sharded"
     life, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
     plan = random.Random(f"{seed}/{life}")
     torch.set_num_threads(1)
@@ -41,7 +43,7 @@ def main(*given: str) -> None:
     began = time.monotonic()
     while True:
         number = unfinished_run(folder)
-        told = train(folder / f"run-{number}", folder / f"notes-{number}-{rank}")
+        told = train(folder / f"run-{number}", folder / f"notes-{number}-{rank}", steps=steps, sharded=sharded)
         (folder / f"hash-{number}-{rank}").write_text(told)
         dist.barrier()
         if life >= kills:

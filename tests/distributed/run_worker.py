@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from tests.faults.run_job import replicated, whole_hash
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import RunStoppedError
 from holdfast.run import RollbackOptions, Run, RunLog, RunOptions
@@ -44,12 +44,6 @@ class Net(nn.Module):
         hidden = torch.tanh(self.second(torch.tanh(self.first(x))))
         output: torch.Tensor = self.third(hidden)
         return output
-
-
-def replicated(net: nn.Module) -> nn.Module:
-    # Without this option DDP lays its buckets out again after the first step of every start, which changes the order in
-    # which three ranks' gradients are summed, and with it the last bit.
-    return DistributedDataParallel(net, find_unused_parameters=True)
 
 
 class Job:
@@ -99,11 +93,8 @@ class Job:
         run.close()
         self.loader.close()
         log, rank = RunLog(folder), dist.get_rank()
-        own = hash_parameters(self.net)
-        parts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, own.part)
         return {
-            "hash": f"{(own.whole + sum(parts)) & (1 << 64) - 1:016x}",
+            "hash": whole_hash(self.net),
             "stopped": stopped,
             "events": [event for event in log.events(rank=rank) if event["event"] != "metrics"],
             "losses": [record.get("loss") for record in log.steps(rank)],

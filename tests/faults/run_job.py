@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast.run.attempt
@@ -90,7 +91,30 @@ class Board:
         self.watch(rank, Saving, "save", "saving", ["_note", "_note_failure"])  # a save ends in the background
 
 
-def train(folder: Path, notes: Path, on_begin: Callable[[], None] = lambda: None) -> str:
+def replicated(net: nn.Module) -> nn.Module:
+    # Without this option DDP lays its buckets out again after the first step of every start, which changes the order in
+    # which three ranks' gradients are summed, and with it the last bit.
+    return DistributedDataParallel(net, find_unused_parameters=True)
+
+
+def whole_hash(net: nn.Module) -> str:
+    """Return the hash of the parameters, of all ranks' shards where they are sharded; all ranks call it."""
+    own = hash_parameters(net)
+    parts: list[Any] = [own.part]
+    if dist.is_initialized():
+        parts = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, own.part)
+    return f"{(own.whole + sum(parts)) & (1 << 64) - 1:016x}"
+
+
+def train(
+    folder: Path,
+    notes: Path,
+    *,
+    steps: int = STEPS,
+    sharded: bool = False,
+    on_batch: Callable[[], None] = lambda: None,
+) -> str:
     """One life of one rank: continue, train to the end, return the hash of the parameters."""
     torch.manual_seed(3)
     random.seed(3)
@@ -99,15 +123,19 @@ def train(folder: Path, notes: Path, on_begin: Callable[[], None] = lambda: None
     source = ArraySource({"x": values, "y": values.sum(1, keepdims=True)})
     loader = StreamingShardLoader(StreamDataset(source, name="numbers", seed=5), StreamingConfig(batch_size=4))
     net = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.2), nn.Tanh(), nn.Linear(12, 1))
-    model = DistributedDataParallel(net) if dist.is_initialized() else net
+    model: nn.Module = net
+    if sharded:
+        fully_shard(net)
+    elif dist.is_initialized():
+        model = replicated(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 9, gamma=0.7)
     run = Run(
-        folder, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, steps=STEPS, options=OPTIONS
+        folder, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, steps=steps, options=OPTIONS
     )
     descriptor = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for batch in run:
-        on_begin()
+        on_batch()
         if run.step_number:
             os.write(descriptor, f"{run.step_number - 1}\n".encode())
         scale = 1.0 + 0.01 * random.random() + 0.01 * float(np.random.random())  # every generator takes part
@@ -119,7 +147,7 @@ def train(folder: Path, notes: Path, on_begin: Callable[[], None] = lambda: None
         run.step(loss=loss)
     run.close()
     loader.close()
-    return f"{hash_parameters(net).whole:016x}"
+    return whole_hash(net)
 
 
 def live(folder: Path, name: str, life: int, board: Board, world: int) -> list[int]:
@@ -137,7 +165,7 @@ def live(folder: Path, name: str, life: int, board: Board, world: int) -> list[i
                     wait = timedelta(seconds=60)
                     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=wait)
                 notes = folder / f"notes-{name}-{rank}"
-                told = train(folder / name, notes, lambda: board.note(rank, "training"))  # noqa: B023 (called here)
+                told = train(folder / name, notes, on_batch=lambda: board.note(rank, "training"))  # noqa: B023
                 (folder / f"hash-{name}-{rank}").write_text(told)
                 code = 0
             finally:
