@@ -253,3 +253,10 @@ def test_samples_are_named_once_in_their_order_and_not_without_end(monkeypatch: 
     for step in (0, 3, 6):
         ahead.before(range(step, step + 3))
     assert source.named == [position % 100 for position in range(2 * (6 + 3 * 40))]
+
+
+def test_sources_end_to_end_are_read_ahead_though_the_first_is_here(server: FaultyServer, tmp_path: Path) -> None:
+    here = hfast.ArraySource({"tokens": np.zeros((10, LENGTH), dtype=np.int64)})
+    remote = tokens(server, RemoteOptions(cache_dir=tmp_path, block_size=BLOCK))
+    both = hfast.sources.ConcatSource([here, remote])
+    assert both.prefetch(np.empty(0, dtype=np.int64), reader=1)  # there is room

@@ -112,6 +112,8 @@ class ConcatSource(Source):
 
     def prefetch(self, indices: Indices, reader: int) -> bool:
         """Have each source fetch what belongs to it and will be read soon."""
+        if not len(indices):
+            return any(source.prefetch(indices, reader) for source in self._sources)
         parts = zip(*split_by_part(indices, self._bounds), strict=True)
         rooms = [
             self._sources[number].prefetch(indices[where] - self._bounds[number], reader) for number, where in parts
