@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -34,8 +33,6 @@ from holdfast.run.watchdog import Watchdog
 
 __all__ = ["Loop"]
 
-# How many steps may wait for their numbers to arrive from the device before one of them is waited for.
-MAX_BEHIND = 2
 # How many times the last save's duration is kept in reserve before a known end of time.
 SAVE_RESERVE = 2.0
 # Consecutive steps whose gradient norm the program passed before the run stops measuring it too.
@@ -76,7 +73,6 @@ class Loop:
         self._monitor = monitor
         self._reactions = reactions
         self._rollback = rollback
-        self._waiting: deque[StepRecord] = deque()
         self._writer = StepWriter(attempt, monitor)
         self._pending: StepRecord | None = None
         self._feed = Feed(attempt, components)
@@ -125,6 +121,8 @@ class Loop:
             steps: returns how many steps there are in all.
             on_end: called when it has ended, and not where the program leaves the loop.
         """
+        # One function of many branches: every step goes through all of it, and each call costs a cold step more than
+        # its own time (``bench/run.py``).
         attempt, watchdog, feed = self.attempt, self._watchdog, self._feed
         lap, now, loader = attempt.stopwatch.lap, attempt.stopwatch, self._components.loader
         has_order = feed.has_order
@@ -164,19 +162,21 @@ class Loop:
                         break
                 elif attempt.batch - feed.first_batch == MANY_BATCHES:
                     _warn(f"{MANY_BATCHES} batches were taken since the last step: does the program call run.step()?")
-            if self._is_over():
+            if not self._is_over() and not self._jumped and not self._settle_last():
+                self._end_of_data()
                 break
-            if self._jumped or self._settle_last():
-                continue
-            if attempt.batch > feed.first_batch == 0:
-                _warn("the data has ended, and run.step() was never called: nothing is recorded")
-            self._in_loop = False
-            self.finish()
-            attempt.passing = False
-            watchdog.place = ("idle", attempt.step)
-            break
         self._in_loop = False
         on_end()
+
+    def _end_of_data(self) -> None:
+        """Save what the run ended with, and stand still."""
+        attempt = self.attempt
+        if attempt.batch > self._feed.first_batch == 0:
+            _warn("the data has ended, and run.step() was never called: nothing is recorded")
+        self._in_loop = False
+        self.finish()
+        attempt.passing = False
+        self._watchdog.place = ("idle", attempt.step)
 
     def _is_over(self) -> bool:
         return self.ended is not None
@@ -246,9 +246,7 @@ class Loop:
             self._ownership.check()
         reactions, attempt = self._reactions, self.attempt
         record = self._close_step()
-        if record.is_deferred or self._waiting:
-            self._write_ready(record)
-        elif found := self._writer.write(record):
+        if found := self._writer.take(record):
             reactions.note(found)
         if attempt.step >= self._due_at and self._monitor is not None:  # before it is saved, to act on it first
             reactions.note(self._monitor.flush())
@@ -263,14 +261,6 @@ class Loop:
         if attempt.stopwatch.mark >= self._reading.due:
             self._reading.write()
         attempt.stopwatch.lap("step")
-
-    def _write_ready(self, record: StepRecord) -> None:
-        """Write what has arrived from the device; this step waits for its turn, with the time it took."""
-        waiting = self._waiting
-        record.times = self.attempt.stopwatch.take()
-        waiting.append(record)
-        while waiting and (waiting[0].is_ready or len(waiting) > MAX_BEHIND):
-            self._reactions.note(self._writer.write(waiting.popleft()))
 
     def _save_and_note(self) -> None:
         """Do what is due at this step, and say at which step something is due again."""
@@ -315,10 +305,7 @@ class Loop:
 
     def _write_all(self) -> None:
         """Write the steps that are left, and wait for their numbers."""
-        while self._waiting:
-            self._reactions.note(self._writer.write(self._waiting.popleft()))
-        if self._monitor is not None:
-            self._reactions.note(self._monitor.flush())
+        self._reactions.note(self._writer.flush())
 
     def _own_seconds(self) -> float:
         """Return how long this rank took for itself: until its forward pass was done, as it waits for others after."""
@@ -407,7 +394,7 @@ class Loop:
             return
         if self._pending is not None:
             self.attempt.stopwatch.lap("step")
-            self._waiting.append(self._close_step())
+            self._writer.keep(self._close_step())
         elif self._in_loop and not self._take_back() and self.attempt.step != self.attempt.saved_step:
             self._write_all()
             self.attempt.event("unsaved", step=self.attempt.step, reason="the loop was left between two steps")
@@ -432,7 +419,7 @@ class Loop:
         try:
             if self._pending is not None:
                 attempt.stopwatch.lap("step")
-                self._waiting.append(self._close_step())
+                self._writer.keep(self._close_step())
             self._write_all()
             if wait:
                 self._saving.wait()
