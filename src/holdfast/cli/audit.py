@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.console import table_console, working
 from holdfast.cli.help import Command, examples
 from holdfast.cli.paths import existing, existing_file
 from holdfast.cli.program import PROGRAM_HELP, load_program
@@ -60,7 +61,8 @@ def register(app: typer.Typer) -> None:
 
         if run.is_file():
             statement = _read_json(run)
-            check_statement(statement)
+            with working("recomputing"):
+                check_statement(statement)
             summary = {"statement": "holds", "run": statement["run"], "heads": statement["heads"]}
             typer.echo(json.dumps(summary) if as_json else f"the statement about run {statement['run']} holds")
             return
@@ -68,7 +70,8 @@ def register(app: typer.Typer) -> None:
             raise ConfigError("no samples were given", hint="pass --samples FILE.csv with the columns source and index")
         asked = _read_samples(samples)
         loader = load_program(program, run).components.loader if program is not None else None
-        found = find(run, asked, loader=loader, head=head, unfinished=unfinished)
+        with working("checking the log"):
+            found = find(run, asked, loader=loader, head=head, unfinished=unfinished)
         statement = found.to_json() if as_json or output is not None else {}
         if output is not None:
             write_whole(output, json.dumps(statement))
@@ -114,8 +117,6 @@ def _read_samples(path: Path) -> dict[str, list[int]]:
 
 def _show(found: Audit) -> None:
     from rich.table import Table
-
-    from holdfast.cli.console import table_console
 
     table = Table("source", "index", "step", "epoch", "rank", "remark")
     for source, seen in found.seen.items():

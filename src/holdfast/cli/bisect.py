@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.console import working
 from holdfast.cli.help import Command, examples
 from holdfast.cli.paths import existing_folder
 from holdfast.cli.program import PROGRAM_HELP, load_program
@@ -44,7 +45,8 @@ def register(app: typer.Typer) -> None:
         if program_a is not None and program_b is not None:
             programs = [load_program(program_a, run_a), load_program(program_b, run_b)]
             loaders = (programs[0].components.loader, programs[1].components.loader)
-        found = find(*logs, loaders=loaders)
+        with working("comparing"):
+            found = find(*logs, loaders=loaders)
         if found.step is None and not found.compared:
             raise RunError(
                 "the runs have no step in common, so there is nothing to compare",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.console import working
 from holdfast.cli.help import Command, examples
 from holdfast.cli.paths import existing_file
 from holdfast.cli.write_whole import write_whole
@@ -80,7 +81,8 @@ def register(app: typer.Typer) -> None:
         if labels is None and (feedback is None or against is not None):
             raise ConfigError("there is nothing to fit on", hint="pass LABELS, --feedback FILE, or both")
         start = {} if thresholds is None else load_thresholds(thresholds)
-        runs = [] if labels is None else _read_runs(labels, start)
+        with working("reading the runs"):
+            runs = [] if labels is None else _read_runs(labels, start)
         if against is not None:
             _print({"A": _score(runs, start), "B": _score(runs, load_thresholds(against))}, {}, as_json=as_json)
             return
@@ -90,7 +92,8 @@ def register(app: typer.Typer) -> None:
         scores: dict[str, Score] = {}
         chosen = start
         if runs:
-            fitted = refit(runs, start=start, search=search)
+            with working("fitting"):
+                fitted = refit(runs, start=start, search=search)
             scores = {"before": fitted.before, "after": fitted.after}
             chosen = fitted.thresholds
             claims += fitted.after.claims

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.console import working
 from holdfast.cli.help import Command, examples
 from holdfast.cli.paths import existing_folder
 
@@ -107,7 +108,8 @@ def _try_trainers(trainers: dict[str, Any], advice: list[str]) -> None:
 
     for name in TRIALS:
         if trainers[name]["version"] is not None:
-            trial = try_trainer(name)
+            with working(f"trying {name}"):
+                trial = try_trainer(name)
             trainers[name]["tried"] = asdict(trial)
             if not trial.resumes_exactly:
                 advice.append(f"{name} {trainers[name]['version']} does not resume exactly here: {trial.why}")

@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from holdfast.cli.console import printable, table_console
+from holdfast.cli.console import printable, table_console, working
 from holdfast.cli.help import Command, examples
 from holdfast.cli.paths import check_path
 from holdfast.errors import ConfigError, HoldfastError
@@ -172,7 +172,8 @@ def _show_data(asked: Asked) -> None:
     from holdfast.sources.open_data import TokenLayout
 
     layout = TokenLayout(length=asked.seq_len, dtype=asked.dtype, header_bytes=asked.header_bytes, split=asked.split)
-    summary = describe_data(asked.name, tokens=layout)
+    with working("reading"):
+        summary = describe_data(asked.name, tokens=layout)
     if asked.as_json:
         typer.echo(json.dumps(dataclasses.asdict(summary), indent=2))
         return
@@ -208,7 +209,8 @@ def _is_run(asked: Asked) -> bool:
 def _show_run(asked: Asked) -> None:
     from holdfast.cli.runs import describe_run, show_runs
 
-    row = describe_run(asked.path)
+    with working("reading"):
+        row = describe_run(asked.path)
     if asked.as_json:
         typer.echo(json.dumps(row, indent=2))
     else:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.console import working
 from holdfast.cli.help import Command, examples
 from holdfast.cli.paths import existing
 from holdfast.cli.write_whole import write_whole
@@ -46,7 +47,8 @@ def register(app: typer.Typer) -> None:
         from holdfast.page.feeds import feed_of
         from holdfast.page.render import MAX_COLUMNS
 
-        pages = [feed_of(each, verify=verify).page() for each in (path, compare) if each is not None]
+        with working("reading"):
+            pages = [feed_of(each, verify=verify).page() for each in (path, compare) if each is not None]
         if as_json:
             typer.echo(json.dumps({"pages": [page.to_json(columns=MAX_COLUMNS) for page in pages]}, allow_nan=False))
             return

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from holdfast.cli.console import working
 from holdfast.cli.help import Command, examples
 from holdfast.cli.write_whole import write_whole
 from holdfast.errors import ConfigError
@@ -181,10 +182,11 @@ def register(app: typer.Typer) -> None:
             seed=seed,
         )
         results: dict[str, Any] = {}
-        if mode != "leased":
-            results["training"] = asdict(simulate_training(scenario))
-        if mode != "training":
-            results["leases"] = asdict(simulate_leases(scenario))
+        with working(f"simulating {ranks:,} ranks"):
+            if mode != "leased":
+                results["training"] = asdict(simulate_training(scenario))
+            if mode != "training":
+                results["leases"] = asdict(simulate_leases(scenario))
         if output is not None:
             _save(output, results)
         if as_json:
