@@ -92,6 +92,7 @@ def main(given: str, part: str, stride: str = "1") -> None:
     counted = Interrupting(-1, PARTS[part])
     save(base / "new", counted)
     outcomes: Counter[str] = Counter()
+    gc.freeze()  # else every child goes through, and copies, all of torch
     for nth in range(1, counted.seen + 1, int(stride)):
         folder = base / str(nth)
         folder.mkdir()

@@ -20,7 +20,7 @@ import shutil
 import socket
 import uuid
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -101,12 +101,27 @@ class Staging:
         try:
             while not self._take_place(replaced):
                 check_replaceable(self.target)
-        finally:  # as the names are: an interrupt may have come between a step and its note
-            if self._is_target_aside():
+        except BaseException:
+            if self._is_target_aside():  # told by the names: an interrupt may have come between a step and its note
                 os.rename(self._aside, self.target)
-        sync(self.target.parent)
+            raise
+        try:
+            sync(self.target.parent)
+        except OSError:
+            self._step_back(replaced)
+            raise
         for old in replaced:
-            _remove(_named(old, "removing"), keep_in=self.target)
+            with _warning("the checkpoint that was replaced could not be removed"):
+                _remove(_named(old, "removing"), keep_in=self.target)
+
+    def _step_back(self, replaced: list[Path]) -> None:
+        """Undo what :meth:`_take_place` did: whatever stood there stands there again."""
+        if replaced and _exchange(replaced[-1], self.target):
+            os.rename(replaced[-1], self.folder)
+        else:
+            os.rename(self.target, self.folder)
+            if replaced:
+                os.rename(replaced[-1], self.target)
 
     @property
     def _aside(self) -> Path:
@@ -116,6 +131,10 @@ class Staging:
     def _is_target_aside(self) -> bool:
         return not os.path.lexists(self.target) and os.path.isdir(self._aside)
 
+    def _is_at(self, place: Path) -> bool:
+        """Return whether a folder is the one that was made, whatever its name."""
+        return self._lock is not None and self._lock.is_of(place)
+
     def _take_place(self, replaced: list[Path]) -> bool:
         try:
             os.rename(self.folder, self.target)  # onto nothing, or an empty folder
@@ -124,13 +143,14 @@ class Staging:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         old = _hidden(self.target, "removing")
+        exchanged: bool | None = None
         with contextlib.suppress(FileNotFoundError):  # somebody removed it meanwhile
             try:
                 # Exchanged under that name, so that what was there goes if the saver is killed right after.
                 os.rename(self.folder, old)
                 exchanged = _exchange(old, self.target)
             finally:
-                if self._lock is not None and self._lock.is_of(old):
+                if exchanged is False or (exchanged is None and self._is_at(old)):
                     os.rename(old, self.folder)
             if not exchanged:
                 replaced[:] = [_named(before, "removing") for before in replaced]
@@ -162,7 +182,7 @@ class _FolderLock:
         _lock(self._descriptor)
 
     def is_of(self, folder: Path) -> bool:
-        """Return whether a folder is the locked one, whatever its name."""
+        """Return whether a folder is the locked one."""
         try:
             return os.path.samestat(os.stat(folder), os.fstat(self._descriptor))
         except OSError:
@@ -172,8 +192,10 @@ class _FolderLock:
         """End the lock; more than once does no harm."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            _unlock(descriptor)
-            os.close(descriptor)
+            with contextlib.suppress(OSError):  # closing is not enough where a process was forked meanwhile
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     __del__ = let_go
 
@@ -181,11 +203,6 @@ class _FolderLock:
 def _lock(descriptor: int) -> None:
     with contextlib.suppress(OSError):  # where locks are not supported nothing of another saver is removed either
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-
-def _unlock(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # closing is not enough where a process was forked meanwhile
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _changing_names(parent: Path, change: Callable[[], Result]) -> Result:
@@ -202,7 +219,21 @@ def _changing_names(parent: Path, change: Callable[[], Result]) -> Result:
         except OSError:
             pass
         finally:
-            os.close(descriptor)
+            try:  # noqa: SIM105 — for that reason
+                os.close(descriptor)
+            except OSError:
+                pass
+
+
+@contextlib.contextmanager
+def _warning(problem: str) -> Iterator[None]:
+    """Turn an error of the system into a warning: the new checkpoint is saved all the same."""
+    try:
+        yield
+    except FileNotFoundError:  # another saver was faster
+        pass
+    except OSError as error:
+        warnings.warn(f"{problem}: {error}", UserWarning, stacklevel=2)
 
 
 def prune(target: Path, manifest: Manifest, keep: int) -> list[Path]:
@@ -211,10 +242,13 @@ def prune(target: Path, manifest: Manifest, keep: int) -> list[Path]:
     Only complete checkpoints count, and only those named like the target but for digits: one with missing or truncated
     files stays for somebody to look at, and a copy under another name is the user's.
     """
-    return _changing_names(target.parent, lambda: _prune(target, manifest, keep))
+    removed: list[Path] = []
+    with _warning("older checkpoints could not be removed"):
+        _changing_names(target.parent, lambda: _prune(target, manifest, keep, removed))
+    return removed
 
 
-def _prune(target: Path, manifest: Manifest, keep: int) -> list[Path]:
+def _prune(target: Path, manifest: Manifest, keep: int, removed: list[Path]) -> None:
     pattern = re.compile(r"\d+".join(map(re.escape, re.split(r"\d+", target.name))))
     older = []
     for entry in target.parent.iterdir():
@@ -225,18 +259,12 @@ def _prune(target: Path, manifest: Manifest, keep: int) -> list[Path]:
             if other is not None and _same_run(other, manifest) and _is_complete(entry, other):
                 older.append((other.step, entry))
     older.sort()
-    removed = []
     for _, path in older[: max(0, len(older) + 1 - keep)]:
-        hidden = _hidden(path, "removing")
-        try:
+        with _warning("an older checkpoint could not be removed"):
+            hidden = _hidden(path, "removing")
             os.rename(path, hidden)  # gone as a whole, however long removing takes
-        except OSError as error:  # the new one is saved all the same
-            if not isinstance(error, FileNotFoundError):  # which another saver has removed
-                warnings.warn(f"an older checkpoint could not be removed: {error}", UserWarning, stacklevel=2)
-            continue
-        _remove(hidden, keep_in=path)
-        removed.append(path)
-    return removed
+            removed.append(path)
+            _remove(hidden, keep_in=path)
 
 
 def _same_run(other: Manifest, manifest: Manifest) -> bool:
@@ -288,17 +316,18 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def _remove(folder: Path, *, keep_in: Path) -> None:
     """Remove the files of a checkpoint from a hidden folder; everything else goes to ``keep_in``."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            if _OURS.fullmatch(name) and not (folder / name).is_dir():
-                os.unlink(folder / name)
-        rest = os.listdir(folder)
-        if rest and not os.path.lexists(keep_in):
-            os.rename(folder, keep_in)
-            return
+    names = os.listdir(folder)
+    rest = [name for name in names if not _OURS.fullmatch(name) or (folder / name).is_dir()]
+    beside = os.path.lexists(keep_in)
+    if beside:  # first, so that they are in their place if the rest cannot be removed
         for name in rest:
             if not os.path.lexists(keep_in / name):
                 os.rename(folder / name, keep_in / name)
+    for name in set(names).difference(rest):
+        os.unlink(folder / name)
+    if rest and not beside:
+        os.rename(folder, keep_in)
+    else:
         os.rmdir(folder)
 
 
