@@ -29,6 +29,7 @@ def _number(name: str, value: Any) -> float:
     try:
         if isinstance(value, str | bytes):  # which ``float`` would parse
             raise TypeError
-        return float(value)
+        # torch warns where a tensor that has a gradient is made a number.
+        return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of a tensor with several elements
         raise ConfigError("a figure must be a number", figure=name, found=type(value).__name__) from None
