@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from holdfast.debug.detectors.steps.held_out import HeldOutRule
 from holdfast.debug.detectors.steps.progress import ProgressRule, count_of
 from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.detectors.steps.score import ScoreRule
@@ -42,6 +43,8 @@ class VerdictRule:
     """When a series gets better."""
     score: ScoreRule = field(default_factory=ScoreRule)
     """When a score says that nothing was learnt of the task, however far the loss fell."""
+    held_out: HeldOutRule = field(default_factory=HeldOutRule)
+    """When what was held out speaks against a run whose training loss falls."""
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better."""
 
@@ -131,6 +134,8 @@ class VerdictRule:
             text = f"every metric is exactly 0 in every row ({', '.join(list(metrics)[:3])})"
             return Reason(ReasonCode.NOT_IMPROVING, text)
         if (why := self.score.proves_nothing(signals)) is not None:
+            return Reason(ReasonCode.NOT_IMPROVING, why)
+        if not rewards and (why := self.held_out.doubts(signals)) is not None:
             return Reason(ReasonCode.NOT_IMPROVING, why)
         if not any(self.progress.got_better(signal) for signal in long):
             names = ", ".join(signal.name for signal in long[:3])

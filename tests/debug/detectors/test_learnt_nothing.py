@@ -115,7 +115,6 @@ LIVE = DetectionContext(live=True)
         ("mAP", np.geomspace(1e-5, 0.009, 10), STEPS),  # has only begun
         ("mAP", np.append(np.zeros(7), [0.02, 0.1, 0.2]), STEPS),  # begins late
         ("mAP", WORTHLESS[:6], STEPS[:6]),  # few
-        ("mAP", WORTHLESS, STEPS / 50),  # early: 250 steps
         ("bleu", 100 * np.linspace(0.001, 0.2, 10), STEPS),
         ("grad_overlap_penalty", WORTHLESS, STEPS),  # not a score anyone named
     ],
@@ -124,6 +123,15 @@ def test_a_score_that_climbs_or_is_new_or_is_no_score_is_none(name: str, values:
     loss = signal("loss", LEARNS.values, steps=np.linspace(1, steps[-1], 350))
     assert found_by(LossPlateauDetector(), loss, share(name, values, steps=steps)) == ()
     assert verdict(loss, share(name, values, steps=steps)) is Verdict.HEALTHY
+
+
+def test_a_score_at_nothing_in_a_short_run_is_no_plateau_and_leaves_health_unproven() -> None:
+    loss, score = (
+        signal("loss", LEARNS.values, steps=np.linspace(1, 250, 350)),
+        share("mAP", WORTHLESS, steps=STEPS / 50),
+    )
+    assert found_by(LossPlateauDetector(), loss, score) == ()
+    assert verdict(loss, score) is Verdict.UNKNOWN
 
 
 def test_a_class_that_is_never_found_beside_others_that_are_is_no_plateau() -> None:

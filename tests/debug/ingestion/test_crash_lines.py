@@ -343,23 +343,26 @@ def test_a_client_that_lost_its_connection_is_no_crash_of_the_run(tmp_path: Path
     assert [finding.detection.failure.name for finding in run.findings] == ["crash"] * crashes
 
 
-@pytest.mark.parametrize(("crashed", "verdict"), [(2, None), (3, Severity.WARNING)])
-def test_a_program_that_fails_start_after_start_is_told_of(
-    tmp_path: Path, crashed: int, verdict: Severity | None
+@pytest.mark.parametrize("crashed", [1, 3])
+def test_an_exception_in_a_text_without_training_is_a_warning_though_more_lines_follow(
+    tmp_path: Path, crashed: int
 ) -> None:
     start = (
         "[2023-08-04 16:30:{0:02}][src.utils][INFO] - Enforcing tags! <cfg.extras=True>\n[INFO] - Starting training!\n"
     )
-    ends = [TRACEBACK + "ValueError: shapes do not match\n"] * crashed + ["[INFO] - Output dir: logs\n"] * 3
+    ends = [TRACEBACK + "ValueError: shapes do not match\n"] * crashed + ["[INFO] - Output dir: logs\n" * 90]
     (tmp_path / "train.log").write_text("".join(start.format(n) + end for n, end in enumerate(ends)))
-    if verdict is None:
-        with pytest.raises(UnreadableLogError):
-            DEBUGGER.debug(tmp_path / "train.log")
-        return
-    (run,) = DEBUGGER.debug(tmp_path / "train.log").runs
-    (finding,) = run.findings
-    assert finding.detection.severity is verdict
-    assert "3 of 6 starts" in finding.detection.evidence[0].claim
+    (finding,) = DEBUGGER.debug(tmp_path / "train.log").runs[0].findings
+    assert finding.detection.severity is Severity.WARNING
+    assert "ValueError: shapes do not match" in finding.detection.evidence[0].claim
+
+
+def test_an_exception_of_a_driver_is_its_end_though_its_workers_print_on(tmp_path: Path) -> None:
+    worker = "(train pid=1383157) waiting for the next batch of samples\n"
+    path = tmp_path / "ray.log"
+    path.write_text(f"Started a local Ray instance.\n{worker}{TRACEBACK}ValueError: no data\n" + 200 * worker)
+    (finding,) = DEBUGGER.debug(path).runs[0].findings
+    assert finding.detection.severity is Severity.CRITICAL
 
 
 @pytest.mark.parametrize(
@@ -396,6 +399,115 @@ def test_jobs_that_fail_one_after_the_other_are_told_of_though_the_last_was_canc
 def test_a_cancelled_job_after_one_that_failed_is_no_failure(tmp_path: Path) -> None:
     run = diagnose(tmp_path, _job(1, TRACEBACK + "ValueError: no part\n") + _job(2, CANCELLED))
     assert run.verdict is Verdict.UNKNOWN
+
+
+LAST_LINES = {
+    "out_of_memory": (
+        "srun: error: gpu01: task 0: Out Of Memory",
+        "F0101 12:00:00.0 12 syncedmem.cpp:56] Check failed: error == cudaSuccess (2 vs. 0)  out of memory",
+        "THCudaCheck FAIL file=/tmp/x.cu line=66 error=2 : out of memory",
+        "Out of memory error on GPU 0. Cannot allocate 1.0GB memory on GPU 0",
+        "OOMKilled",
+        "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 10. GiB for an array with shape (1,)",
+    ),
+    "killed": (
+        "srun: error: node1: tasks 0-3: Killed",
+        "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2021-01-01T00:00:00 DUE TO PREEMPTION ***",
+        "=>> PBS: job killed: walltime 86423 exceeded limit 86400",
+        "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
+        "mpirun noticed that process rank 3 with PID 1234 on node n1 exited on signal 9 (Killed).",
+        "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD",
+        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+        "terminate called after throwing an instance of 'std::runtime_error'",
+        "[1]    12345 killed     python train.py",
+        "[2023-01-01 00:00:00,000] [INFO] [launch.py:428:sigkill_handler] Killing subprocess 1234",
+        "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 234 closing signal SIGTERM",
+        "Command terminated by signal 9",
+    ),
+    "exit_code": (
+        "a non-zero exit code. Per user-direction, the job has been aborted.",
+        "Process 0 exit with status code 1.",
+        "wandb: Waiting for W&B process to finish... (failed 1). Press Control-C to abort syncing.",
+        "The replica master 0 exited with a non-zero status of 1.",
+    ),
+    "traceback": (
+        "2021-01-01 00:00:00.000000: F tensorflow/core/platform/default/env.cc:73] Check failed: ret == 0 (11 vs. 0)",
+        "[LightGBM] [Fatal] Label must be in [0, 3), but found 3 in label",
+        "Error executing job with overrides: ['trainer=gpu']",
+        "ERROR: LoadError: UndefVarError: foo not defined",
+        "Execution halted",
+        'Exception in thread "main" java.lang.NullPointerException',
+        "panic: runtime error: index out of range [3] with length 3",
+        "ray.exceptions.RayTaskError(ValueError): ray::train() (pid=1, ip=1)",
+        "AssertionError",
+    ),
+    "logged_error": (
+        "NaN loss encountered. Exiting.",
+        "Batch 120: Invalid loss, terminating training",
+        "cp: cannot create regular file: Disk quota exceeded",
+        "wandb: ERROR Run abc errored: RuntimeError('x')",
+        "Aborting training.",
+        "2024-01-01 00:00:00,000 - trainer - ERROR - Training failed: shapes",
+        "An error occurred: list index out of range",
+        "Unexpected Exception: 'NoneType' object has no attribute 'reset'",
+        "❌ Error: could not find dataset",
+    ),
+    "device_error": ("../Loss.cu:240: nll_loss: block: [0,0,0] Assertion `t >= 0 && t < n_classes` failed.",),
+}
+
+
+@pytest.mark.parametrize(("kind", "line"), [(kind, line) for kind, lines in LAST_LINES.items() for line in lines])
+def test_what_programs_launchers_and_schedulers_die_with_is_a_crash_with_training_and_without(
+    tmp_path: Path, kind: str, line: str
+) -> None:
+    for before in (TRAINING, "loading the data\n"):
+        path = tmp_path / "job.log"
+        path.write_text(f"{before}{line}\n", encoding="utf-8")
+        report = DEBUGGER.debug(path)
+        assert report.verdict is Verdict.UNHEALTHY
+        assert [event["kind"] for log in DEBUGGER.read(path) for event in log.events] == [kind]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run.sh: line 3: python: command not found",
+        "zsh: command not found: python",
+        "/bin/sh: 1: torchrun: not found",
+        "python3: can't open file '/home/u/train.py': [Errno 2] No such file or directory",
+        "/var/spool/slurmd/job1234/slurm_script: line 12: /opt/conda/bin/activate: No such file or directory",
+        "bash: ./train.sh: Permission denied",
+        "/usr/bin/python: No module named torch.distributed.run",
+        "srun: error: Unable to allocate resources: Invalid account or account/partition combination specified",
+        "'python' is not recognized as an internal or external command,",
+    ],
+)
+def test_a_program_that_was_not_started_is_a_crash_where_nothing_was_trained(tmp_path: Path, line: str) -> None:
+    (finding,) = diagnose(tmp_path, f"Mon Jan 1\n{line}\n").findings
+    assert finding.detection.evidence[0].claim.startswith("the program could not be started")
+    assert diagnose(tmp_path, f"{TRAINING}{line}\n").verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "If you run out of memory on GPU, lower the batch size",
+        "Found 12 NaN values in column age, dropped",
+        "No NaN detected in the gradients",
+        "2021-01-01 00:00:00.0: W tensorflow/stream_executor/dso_loader.cc:64] Could not load 'libcudart.so.11.0'; "
+        "dlerror: libcudart.so.11.0: cannot open shared object file: No such file or directory",
+    ],
+)
+def test_advice_and_reports_on_data_are_no_crash(tmp_path: Path, line: str) -> None:
+    assert diagnose(tmp_path, f"{TRAINING}{line}\n").verdict is Verdict.HEALTHY
+    with pytest.raises(UnreadableLogError):
+        diagnose(tmp_path, f"loading the data\n{line}\n")
+
+
+def test_an_error_after_the_training_was_completed_is_none_of_its_own(tmp_path: Path) -> None:
+    error = "2024-01-02 10:00:01 ERROR uploader: no connection\n"
+    assert diagnose(tmp_path, f"{TRAINING}{error}").verdict is Verdict.UNHEALTHY
+    assert diagnose(tmp_path, f"{TRAINING}Training completed in 3 h\n{error}").verdict is Verdict.HEALTHY
 
 
 @pytest.mark.parametrize(

@@ -255,12 +255,14 @@ def test_a_tensorboard_file_written_by_tensorboard_itself_is_read(tmp_path: Path
     assert np.isnan(named(log, "loss").values[4])
 
 
-def wandb(points: list[tuple[int, dict[str, Any]]]) -> bytes:
+def wandb(points: list[tuple[int, dict[str, Any]]], *, printed: str = "", before: str = "") -> bytes:
     out = b":W&B" + struct.pack("<HB", 0xBEE1, 0)
     messages = [field(17, field(4, field(1, field(1, b"lr") + field(16, b'{"value": 0.1}'))))]
+    messages += [field(13, field(3, line.encode())) for line in before.splitlines(keepends=True)]
     for step, values in points:
         items = b"".join(field(1, field(1, k.encode()) + field(16, json.dumps(v).encode())) for k, v in values.items())
         messages.append(field(2, items + field(2, b"\x08" + varint(step))))
+    messages += [field(13, field(3, line.encode())) for line in printed.splitlines(keepends=True)]
     for message in messages:
         first = True
         while True:
@@ -284,6 +286,18 @@ def test_wandb_records_are_put_together_across_blocks(tmp_path: Path) -> None:
     assert log.format == "wandb"
     assert named(log, "loss").steps.tolist() == list(range(12))
     assert log.config["lr"] == 0.1
+
+
+def test_a_traceback_that_wandb_kept_is_a_crash_unless_training_goes_on_after_it(tmp_path: Path) -> None:
+    error = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: no data\nsaved\n'
+    path = tmp_path / "run-x.wandb"
+    points = [(n, {"loss": 3 - n / 10}) for n in range(12)]
+    path.write_bytes(wandb([], printed=error))
+    assert [event["message"] for event in read_file(path).events] == ["ValueError: no data"]
+    path.write_bytes(wandb(points, printed=error))
+    assert [event["kind"] for event in read_file(path).events] == ["traceback"]
+    path.write_bytes(wandb(points, before=error))
+    assert read_file(path).events == ()
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.77, 0.999])

@@ -26,6 +26,7 @@ _ADVICE: Mapping[str, str] = {
     "killed": "Ask the host or the scheduler why it killed the job: its memory, its time limit, a pre-emption.",
     "collective_timeout": "Find the rank that did not arrive: its log ends first. Collect a flight recorder.",
     "logged_error": "Fix what the quoted line says, and start again.",
+    "not_started": "Mend what the quoted line says of the command, its path or its environment, and start again.",
     "device_error": "Run again with CUDA_LAUNCH_BLOCKING=1 to find the operation; check the device's health.",
 }
 _TITLES: Mapping[str, str] = {
@@ -36,6 +37,7 @@ _TITLES: Mapping[str, str] = {
     "collective_timeout": "a collective timed out",
     "device_error": "the device failed",
     "logged_error": "the program reported an error and ended",
+    "not_started": "the program could not be started",
     "interrupted": "the run was stopped by hand",
 }
 # What says most about why comes first.
@@ -47,6 +49,7 @@ _ORDER = (
     "killed",
     "exit_code",
     "logged_error",
+    "not_started",
     "interrupted",
 )
 
@@ -56,8 +59,9 @@ class CrashDetector(BaseDetector):
     """Reports the crash that a log quotes.
 
     A run stopped by hand is reported as information, and so is a crash after which the run was started again in the
-    same file: the user knows of it, and the later run is judged by itself. A text without training in which start after
-    start ended in an error is a warning.
+    same file: the user knows of it, and the later run is judged by itself. In a text without training an exception is a
+    warning where more lines follow it: nothing shows that the program got over it. What a shell could not start was not
+    the program whose training was read.
 
     Args:
         confidence: how sure the quoted lines make it; they are what the program printed when it died.
@@ -79,7 +83,11 @@ class CrashDetector(BaseDetector):
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Turn the run's crash events into one detection."""
         events = sorted(
-            (event for event in context.events if event.get("type") == "crash"),
+            (
+                event
+                for event in context.events
+                if event.get("type") == "crash" and (event.get("kind") != "not_started" or context.last_step is None)
+            ),
             key=lambda event: _ORDER.index(event["kind"]) if event.get("kind") in _ORDER else len(_ORDER),
         )
         if not events:
@@ -92,6 +100,8 @@ class CrashDetector(BaseDetector):
         if (crashed := events[0].get("crashed_launches")) and kind != "interrupted":
             claim = f"{crashed} of {events[0].get('launches')} starts in this file ended in an error, the last: {claim}"
             severity = Severity.WARNING
+        if events[0].get("continued"):
+            claim, severity = f"{claim} (more lines follow it, and none of them is training)", Severity.WARNING
         found = Detection(
             Failure("crash", "Crash", CrashDetector.failure.rank, advice),
             severity,

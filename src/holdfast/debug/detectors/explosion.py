@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.steps.baseline import ShapeRule
+from holdfast.debug.detectors.steps.baseline import TENTH, ShapeRule
 from holdfast.debug.detectors.steps.evidence import CLEAR, LIKELY, detection
 from holdfast.debug.detectors.steps.growth import Growth, GrowthShape, LossGrowthRule, first_level, is_classifier
 from holdfast.debug.detectors.steps.norm_growth import LossWitness, NormGrowthRule, loss_scale_of, loss_scale_span
@@ -24,6 +24,12 @@ __all__ = ["ExplosionFacts", "GradientExplosionDetector", "GrowthShape"]
 
 # Of one sample in how many the answer is wrong: a mean error has no bound.
 _ERROR_RATE = re.compile(r"(^|[^a-z])(err|error|error.?rate|wer|cer)$", re.IGNORECASE)
+
+
+# The loss of an actor that follows a critic is the return that the critic promises, with the other sign.
+_PROMISED = re.compile(r"(?:^|[^a-z])actor_?loss$", re.IGNORECASE)
+# What whole episodes earned: rewards of single steps are smaller by as many times as there are steps.
+_EARNED = re.compile(r"(?:^|[^a-z])ep(?:isod(?:e|ic))?_?(?:len_)?(?:rew|ret)|return", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,10 @@ class GradientExplosionDetector(BaseDetector):
     that began wild and came down is reported, not blamed."""
     accuracy_points: int = 6
     """Fewer accuracies do not show whether they move."""
+    promised: float = 5.0
+    """A critic that promises this many times the largest return of any episode has lost its scale, …"""
+    promised_points: int = 20
+    """… over this many points at least: the level is the median of the highest tenth."""
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better, whatever its losses do."""
     select: SelectRule = field(default_factory=SelectRule)
@@ -130,6 +140,8 @@ class GradientExplosionDetector(BaseDetector):
         if not found and not agent:
             values = (self.loss.find(loss, agent=False, classifier=False) for loss in of_kind(signals, "value_loss"))
             found = [self._told(growth) for growth in values if growth is not None and growth.shape is GrowthShape.GREW]
+        if not found and (seen := self._promises_too_much(signals)) is not None:
+            found = [seen]
         witness = LossWitness(None, False, True) if self.reward.holds(signals) else self.norm.witness(signals)
         layer = self._grown_layer(signals)
         for signal in total_gradient_norms(signals):
@@ -172,6 +184,34 @@ class GradientExplosionDetector(BaseDetector):
             if np.isfinite(share).any()
         ]
         return any(right) if right else None
+
+    def _promises_too_much(self, signals: Sequence[Signal]) -> Detection | None:
+        """Return the loss of an actor whose critic promises returns far beyond anything that was ever earned."""
+        returns = [s.values[np.isfinite(s.values)] for s in of_kind(signals, "reward") if _EARNED.search(s.name)]
+        most = max((float(np.abs(values).max()) for values in returns if len(values)), default=0.0)
+        if most <= 0.0 or not of_kind(signals, "value_loss"):
+            return None
+        for signal in of_kind(signals, "loss"):
+            sizes = np.abs(np.where(np.isfinite(signal.values), signal.values, 0.0))
+            if not _PROMISED.search(signal.name) or len(sizes) < self.promised_points:
+                continue
+            level = float(np.median(np.sort(sizes)[-max(1, len(sizes) // TENTH) :]))
+            if level < self.promised * most:
+                continue
+            beyond = np.flatnonzero(sizes >= self.promised * most)
+            claim = f"reaches {level:.4g}: the critic promises returns that far beyond the largest earned, {most:.4g}"
+            return detection(
+                self.failure,
+                signal,
+                claim,
+                severity=Severity.WARNING,
+                confidence=LIKELY,
+                first=float(signal.steps[beyond[0]]),
+                last=float(signal.steps[beyond[-1]]),
+                numbers={"before": most, "peak": level},
+                facts=ExplosionFacts(GrowthShape.GREW),
+            )
+        return None
 
     def _first_pass(self, signals: Sequence[Signal]) -> Detection | None:
         """Return a forward pass that is out of range from the first step: inputs or weights on the wrong scale."""

@@ -12,18 +12,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.debug.ingestion.crash_words import (
+    COMPLETED,
+    HARMLESS,
+    LAST_WORDS,
+    NEVER_HARMLESS,
+    STOPPED,
+    kind_of,
+    may_tell,
+)
 from holdfast.debug.ingestion.line_parts import apart_from_traceback
 from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.reading_rules import EndingRule
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.types import Coverage
 
-__all__ = ["CRASH_HINT", "CrashScanner", "is_bare_numbers", "letters_of", "read_crash"]
+__all__ = ["CrashScanner", "is_bare_numbers", "letters_of", "read_crash"]
 
 MAX_QUOTED_LINES = 6
-MIN_OPENING = 12
-"""Letters of a program's first line from which one like it is another start: shorter ones come up by chance."""
 MAX_QUOTED_CHARACTERS = 300
+MAX_ALIKE = 2
+"""Lines of one kind that are kept, so that one printed at every step leaves room for what ended the run."""
 MAX_RAISED = 1000
 """Exceptions that are remembered."""
 _NO_LETTERS = re.compile(r"[\W\d_]+")
@@ -36,91 +45,21 @@ _FOLDED_HEADER = _BEGINS_TRACEBACK.replace(" ", "")
 _BEGINS_FOLDED = re.compile(r"Traceback *(?:\([a-z ]{0,21})?$")
 _FRAME = re.compile(_PREFIX + r'File "[^"]{1,300}", line \d+')
 _ERROR = re.compile(
-    _PREFIX
-    + r"((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Iteration)|Exception)\b(?::.*)?)$"
+    _PREFIX + r"((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Iteration)|Exception)\b"
+    r"(?:\(\w+\))?(?::.*)?)$"
 )
-# Each says what happened by itself, wherever it is. Numbers and fixed words keep prose out.
-_ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern))
-    for kind, pattern in (
-        (
-            "out_of_memory",
-            r"\bOutOfMemoryError\b|CUDA out of memory\. Tried to allocate|RESOURCE_EXHAUSTED: (?:Out of memory|OOM)"
-            r"|OOM when allocating tensor|std::bad_alloc|DefaultCPUAllocator: (?:can't|not enough)"
-            r"|oom[-_]kill(?:er| event|ed)|Out Of Memory: Killed|Out of memory: Kill(?:ed)? process"
-            r"|CUDA error: out of memory",
-        ),
-        (
-            "collective_timeout",
-            r"Watchdog caught collective operation timeout|NCCL (?:timeout|watchdog timeout)|Timed out waiting \d+ms"
-            r"|collective operation timeout|ncclSystemError|ncclInternalError|ncclRemoteError|NCCL error"
-            r"|ProcessGroupNCCL.*abort",
-        ),
-        (
-            "killed",
-            r"^\s*Killed\s*$|^forrtl: (?:severe|error) \(\d+\)"
-            r"|\bKilled\s+python|: line \d+: +\d+ Killed\s|Segmentation fault"
-            r"|core dumped|\bBus error\b|^\s*Aborted\b"
-            r"|slurmstepd: error: .*\bkilled|DUE TO TIME LIMIT"
-            r"|Received (?:signal|SIG)\S* ?1?5?:? ?(?:SIGTERM|death)"
-            r"|Signals\.SIG(?:KILL|TERM|ABRT|SEGV)|\bsignal (?:9|11|6|15) \(SIG\w+\)|Fatal Python error",
-        ),
-        ("interrupted", r"slurmstepd: error: .*CANCELLED AT"),
-        (
-            "exit_code",
-            r"exits? with return code = -?[1-9]\d*|exited with (?:exit )?code -?[1-9]\d*"
-            r"|returned non-zero exit status -?[1-9]\d*|^make(?:\[\d+\])?: \*\*\* .*\bError [1-9]\d*"
-            r"|[Ee]xit(?:ed)?(?: with)? (?:code|status)[ :=]+-?[1-9]\d*\b|exitcode\s*:\s*-?[1-9]\d*|ChildFailedError"
-            r"|^\S+: error: (?:argument |unrecognized |the following arguments|ambiguous option|too few|invalid )",
-        ),
-        (  # What a program prints that catches whatever its training raises, and ends.
-            "logged_error",
-            r"^\W{0,6}(?:ERROR|Error|FATAL|Exception)\b.{0,20}\b(?:during|while|in) (?:training|fit\w*)\b\s*:"
-            r"|^\W{0,6}(?:[Tt]raining|TRAINING) (?:has |HAS )?(?:failed|FAILED|crashed|CRASHED|aborted|ABORTED)\b"
-            r"\s*(?:[:!.]|$|with\b|after\b|due\b|because\b|at\b)"
-            r"|^\W{0,6}(?:[Tt]raining|[Mm]odel|[Ll]oss|TRAINING|MODEL|LOSS) (?:has |HAS )?(?:diverged|DIVERGED)"
-            r"\s*(?:[:!.,(]|$|at\b)"
-            # … or that judges its own run: "FAIL: Model cannot overfit".
-            r"|^\W{0,6}FAIL(?:ED|URE)?\s?[:!-].{0,80}"
-            r"\b(?:[Mm]odel|[Tt]rain\w*|[Oo]verfit\w*|[Cc]onverge\w*|[Ll]earn\w*)\b",
-        ),
-        ("traceback", r"^thread '[^']{1,60}' panicked at "),
-        (
-            "device_error",
-            r"CUDA error: (?!out of memory)|device-side assert triggered|CUBLAS_STATUS_\w+_FAILED|CUDNN_STATUS_\w+",
-        ),
-    )
-)  # fmt: skip
-CRASH_HINT = re.compile(
-    r"rror|Traceback|emory|xit|illed|File \"|abort|Abort|NCCL|nccl|imed out|ollective|dumped|CANCELLED|TIME LIMIT"
-    r"|SIG|Arguments|xception|nterrupt|CUDA|CUBLAS|CUDNN|RESOURCE_EXHAUSTED|OOM|bad_alloc|fault"
-    r"|FATAL|ERROR|FAIL|raining (?:has )?(?:failed|crashed|aborted)|RAINING [FCAH]|iverged|DIVERGED|panicked"
-)
-"""Cheap to look for: a line without any of these words says nothing about a crash."""
 _LOGGING_ERROR = re.compile(r"--- Logging error ---\s*$")
 _LOGGING_ERROR_END = re.compile(r"^Arguments: ")
 # What the interpreter could not raise, from a destructor or at its exit: the program continued, or had ended.
 _UNRAISABLE = re.compile(
     r"^\s*(?:Exception ignored (?:in|on|while)\b|Error in (?:atexit|sys\.excepthook|sys\.exitfunc))"
 )
-# A logger's line: "[2022-04-30 13:26:01][hydra.utils][ERROR] - …", "12:00:01 ERROR app: …", "ERROR:root:…".
-_LOGGED_ERROR = re.compile(
-    r"^.{0,40}?\d\d:\d\d.{0,60}?[\s\[|:-](?:ERROR|CRITICAL|FATAL)[\s\]|:-]|^(?:ERROR|CRITICAL|FATAL):[\w.]{1,40}:"
-    r"|^(?:[Ee]rror|[Ff]atal|FATAL): (?![-+.\d])\S"  # As compiled programs end, and command-line tools.
-)
 # The first frame of an exception in a thread of a client that only watches the run.
 _OF_A_LOGGER = re.compile(r"""^\W{0,8}File ".{0,300}[/\\](?:wandb[/\\]sdk|comet_ml|neptune|clearml)[/\\]""")
-_STOPPED = re.compile(r"KeyboardInterrupt|SystemExit: 0\b|^\s*\^C")
-# Said of what continues: a warning that names an error, a handler that caught one.
-_HARMLESS = re.compile(
-    r"[Ww]arning|WARN(?!ING: .*(?:timeout|out of memory))|\bignor(?:e|ed|ing)\b|[Ss]kipp(?:ed|ing)|retry"
-    r"|\bcaught (?:an? )?(?:error|exception)"
-    r"|\b0 errors?\b|[Ee]rror(?: rate)?\s*[:=]\s*[-+]?\d|exit code 0|^\s*#"
-)
-
-
-# An exit code is one whatever it is said with; so is a lack of memory that nothing follows, though it be a warning.
-_NEVER_HARMLESS = frozenset(("exit_code", "out_of_memory"))
+# Exceptions that say enough without a message.
+_SAYS_ENOUGH = frozenset(("AssertionError", "KeyboardInterrupt", "MemoryError", "NotImplementedError", "RuntimeError"))
+# A line that another process of the job prints: Ray's workers end after their driver has.
+_OF_A_WORKER = re.compile(r"^\(\S+ (?:pid|ip)=")
 
 
 @dataclass(slots=True)
@@ -134,7 +73,8 @@ class CrashScanner:
     _unraisable: bool = False
     _folded: str = ""
     _unended: dict[str, Any] | None = None
-    _alone: tuple[int, str] | None = None
+    _alone: tuple[int, str, str] | None = None
+    _completed: bool = False
     marks: int = 0
     """How many lines had a part in a crash so far."""
     raised: list[dict[str, Any]] = field(default_factory=list)
@@ -144,7 +84,8 @@ class CrashScanner:
         """Look at one line that is not training."""
         if (self._folded or self._unended is not None) and self._unfold(number, line):
             return
-        if not CRASH_HINT.search(line):
+        if not may_tell(line):
+            self._completed = self._completed or bool(COMPLETED.search(line))
             return
         if self._inside_logging_error(line) or self._is_unraisable(line):
             return
@@ -166,9 +107,11 @@ class CrashScanner:
         if match := _ERROR.match(line):
             self._error(number, match.group(1)[:MAX_QUOTED_CHARACTERS])
             return
-        kind = next((kind for kind, pattern in _ALONE if pattern.search(line)), None)
-        if kind is not None and (kind in _NEVER_HARMLESS or not _HARMLESS.search(line)):
+        kind = kind_of(line)
+        if kind is not None and (kind in NEVER_HARMLESS or not HARMLESS.search(line)):
             self._add(kind, number, text)
+        elif LAST_WORDS.match(line) and not self._completed:
+            self._alone = (number, "logged_error", text)
 
     def _begin(self, number: int, text: str) -> None:
         """Take the first line of a traceback; one that has no frame yet is the same one, quoted by the shell."""
@@ -180,7 +123,7 @@ class CrashScanner:
         if self._unended is not None:
             event, self._unended = self._unended, None
             message = event["message"] + line.strip("\r\n")
-            if line.strip() and len(message) <= MAX_QUOTED_CHARACTERS and not CRASH_HINT.search(line):
+            if line.strip() and len(message) <= MAX_QUOTED_CHARACTERS and not may_tell(line):
                 event["message"] = event["lines"][-1] = message
                 self._unended = event
                 return True
@@ -215,11 +158,11 @@ class CrashScanner:
         """Take the last line of a traceback, or of an error without one, as a syntax error is."""
         if self._open is None:
             if self._frame is None or number - self._frame[0] > 4:
-                kind = next((kind for kind, pattern in _ALONE if pattern.search(message)), None)
+                kind = kind_of(message)
                 if kind is not None:
                     self._add(kind, number, message)
-                elif ":" in message:
-                    self._alone = (number, message)
+                elif ":" in message or message in _SAYS_ENOUGH:
+                    self._alone = (number, "interrupted" if STOPPED.search(message) else "traceback", message)
                 return
             self._open = self._add("traceback", self._frame[0], self._frame[1])
         self._quote(self._open, message)
@@ -228,10 +171,10 @@ class CrashScanner:
             self._events.remove(self._open)  # What sends the log away lost its connection, as it does when all ends.
             self._open = None
             return
-        kind = next((kind for kind, pattern in _ALONE if pattern.search(message)), None)
+        kind = kind_of(message)
         if kind is not None:
             self._open["kind"] = kind
-        if _STOPPED.search(message):
+        if STOPPED.search(message):
             self._open["kind"] = "interrupted"
         elif len(self.raised) < MAX_RAISED:
             self.raised.append(self._open)
@@ -240,7 +183,8 @@ class CrashScanner:
 
     def _add(self, kind: str, number: int, text: str) -> dict[str, Any]:
         event = {"type": "crash", "kind": kind, "message": text, "line": number, "lines": [text]}
-        if len(self._events) < MAX_QUOTED_LINES:
+        alike = sum(other["kind"] == kind for other in self._events) if kind != "traceback" else 0
+        if len(self._events) < MAX_QUOTED_LINES and alike < MAX_ALIKE:
             self._events.append(event)
         return event
 
@@ -258,6 +202,7 @@ class CrashScanner:
         if self._events:
             self._events, self._open = [], None
         self._frame = self._alone = self._unended = None
+        self._completed = False
 
     @property
     def pending(self) -> bool:
@@ -267,12 +212,12 @@ class CrashScanner:
     def events(self, *, end: int | None = None) -> tuple[Mapping[str, Any], ...]:
         """Return what ended the run, in the order of the file; ``end`` is its last line that is not blank.
 
-        An exception on that line needs no traceback before it: a debugger's session ends with one.
+        An exception on that line needs no traceback before it: a debugger's session ends with one. So does an error
+        that a logger or the program itself reports there.
         """
         events = list(self._events)
         if self._alone is not None and self._alone[0] == end and not events:
-            number, message = self._alone
-            kind = "interrupted" if _STOPPED.search(message) else "traceback"
+            number, kind, message = self._alone
             events = [{"type": "crash", "kind": kind, "message": message, "line": number, "lines": [message]}]
         return tuple(
             {
@@ -281,33 +226,6 @@ class CrashScanner:
             }
             for event in events
         )
-
-
-@dataclass(slots=True)
-class _Launches:
-    """Counts how often a program was started in one file, by its first line, and how often it ended in an error."""
-
-    all: int = 0
-    crashed: int = 0
-    last: tuple[Mapping[str, Any], ...] = ()
-    _opening: str = ""
-
-    def begins(self, line: str) -> bool:
-        """Return whether a line is the one the program prints first, whatever numbers are in it."""
-        words = letters_of(line)
-        if not self._opening:
-            self._opening = words if len(words) >= MIN_OPENING else ""
-            self.all = int(bool(self._opening))
-            return False
-        return words == self._opening
-
-    def count(self, scanner: CrashScanner) -> None:
-        """Count a launch, and the end of the one before it."""
-        self.all += 1
-        if scanner.pending:
-            self.crashed += 1
-            self.last = scanner.events()
-            scanner.went_on()
 
 
 def letters_of(line: str) -> str:
@@ -333,36 +251,36 @@ def _failed_starts(raised: Sequence[dict[str, Any]], rule: EndingRule) -> tuple[
     return ({**last, "started_again": True, "launches": starts + 1, "crashed_launches": starts},)
 
 
+def _passed_over(raised: Sequence[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Return the last error of a text that goes on after it without a line of training."""
+    return tuple({**event, "lines": tuple(event["lines"]), "continued": True} for event in raised[-1:])
+
+
 def read_crash(file: LogFile) -> RunLog | None:
     """Read a text that holds no training but says how the program died; None where it says nothing of the sort.
 
-    Where no training shows whether the program continued, its other lines do: what many of them follow was no end. One
-    whose last line was logged as an error ended in it.
+    Where no training shows whether the program continued, its other lines do: what many of them follow was no end. An
+    exception is told of all the same: nothing shows that it did no harm.
     """
-    scanner, rule, launches = CrashScanner(), file.limits.ending, _Launches()
-    number = after = numbers = 0
-    last = (0, "")
+    scanner, rule = CrashScanner(), file.limits.ending
+    number = after = numbers = last = 0
     for number, line in enumerate(file.lines(), 1):
         known = scanner.marks
         line = clean_line(line)
-        if launches.begins(line):
-            launches.count(scanner)
         for part in apart_from_traceback(line):
             scanner.feed(number, part)
-        last = (number, line) if line.strip() else last
+        last = number if line.strip() else last
+        if scanner.pending and _OF_A_WORKER.match(line):
+            continue
         after = after + 1 if known == scanner.marks else 0
         numbers = numbers + is_bare_numbers(line) if scanner.pending else 0
+        if numbers >= rule.unplaced_rows:
+            scanner.raised.clear()
         if scanner.pending and (
             numbers >= rule.unplaced_rows or after > max(rule.lines_after, rule.share_after * number)
         ):
             scanner.went_on()
-    events = scanner.events(end=last[0])
-    if not events and _LOGGED_ERROR.match(last[1]):
-        text = last[1].strip()[:MAX_QUOTED_CHARACTERS]
-        events = ({"type": "crash", "kind": "logged_error", "message": text, "line": last[0], "lines": (text,)},)
-    if not events and launches.crashed >= rule.crashed_launches:
-        told = {"started_again": True, "launches": launches.all, "crashed_launches": launches.crashed}
-        events = tuple({**event, **told} for event in launches.last)
+    events = scanner.events(end=last) or _passed_over(scanner.raised)
     if events and all(event["kind"] == "interrupted" for event in events):
         events = _failed_starts(scanner.raised, rule) or events
     if not events:

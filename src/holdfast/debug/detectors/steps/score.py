@@ -46,7 +46,7 @@ class ScoreRule:
     worthless: float = 0.01
     """A score that never rises above this says so however far the loss fell …"""
     worthless_points: int = 8
-    """… over this many evaluations …"""
+    """… over this many evaluations, which also keep a run of any length from being called healthy …"""
     worthless_steps: float = 1000.0
     """… and this many steps: detectors and translators begin at nothing, too. Where rows are epochs, …"""
     worthless_epochs: int = 30
@@ -99,7 +99,8 @@ class ScoreRule:
         if of_kind(signals, "reward"):
             return None
         scores = self._scores(signals, _OVERLAP, _MATCH, _ERRORS, _SIGNED)
-        if any(self._is_long(signal) for signal in scores) and not any(self._is_worth(signal) for signal in scores):
+        enough = [signal for signal in scores if count_of(signal) >= self.worthless_points]
+        if enough and not any(self._is_worth(signal) for signal in scores):
             return f"no score ever shows more than nothing ({scores[0].name})"
         return self._constant_answer(signals) or self._only_training(signals) or self._lost_game(signals)
 

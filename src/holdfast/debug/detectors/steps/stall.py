@@ -304,8 +304,7 @@ class StallRule:
 
     def _pinned(self, signal: Signal, shape: Shape) -> Stall | None:
         """Return a loss that fell and then froze exactly where a constant answer would put it."""
-        half = shape.level[len(shape.level) // 2 :]
-        if len(half) * 2 < self.minimum_points or float(np.ptp(half)) > self.pinned_spread * shape.end:
+        if not self._is_frozen(shape):
             return None
         guess = guessing_loss(shape.end, tolerance=self.pinned_tolerance, squared_share=self.squared_share)
         if guess is None:
@@ -313,6 +312,10 @@ class StallRule:
         moving = np.flatnonzero(np.abs(shape.level - shape.end) > self.guess_flat * shape.end)
         first = shape.step_of_block(int(moving[-1]) + 1 if len(moving) else 0)
         return Stall(signal, first, shape.end, (shape.start - shape.end) / shape.start, guess, shape)
+
+    def _is_frozen(self, shape: Shape) -> bool:
+        half = shape.level[len(shape.level) // 2 :]
+        return len(half) * 2 >= self.minimum_points and float(np.ptp(half)) <= self.pinned_spread * shape.end
 
     def _flat_since_early(self, shape: Shape, error: float) -> bool:
         """Return whether four fifths of the log, from the second to the last, show no progress at all."""
@@ -324,8 +327,12 @@ class StallRule:
         return abs(fifths[1] - fifths[-1]) <= allowed * fifths[1] and not steadily
 
     def _guessed(self, shape: Shape) -> str | None:
-        """Return the guess a loss ends on, was never below, and no longer moves away from."""
-        guess = guessing_loss(shape.end, tolerance=self.guess_tolerance, squared_share=self.squared_share)
+        """Return the guess a loss ends on, was never below, and no longer moves away from.
+
+        One that is frozen stands on it or does not: noise cannot have put it beside it.
+        """
+        tolerance = self.pinned_tolerance if self._is_frozen(shape) else self.guess_tolerance
+        guess = guessing_loss(shape.end, tolerance=tolerance, squared_share=self.squared_share)
         if guess is None or len(shape.level) < FIFTHS:
             return guess
         fifths = _fifths(shape)

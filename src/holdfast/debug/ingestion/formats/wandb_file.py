@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holdfast.debug.ingestion.config_text import canonical_config
-from holdfast.debug.ingestion.log_file import LogFile
+from holdfast.debug.ingestion.crash_lines import CrashScanner
+from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.protobuf import BytesLike, WireError, fields
 from holdfast.debug.ingestion.rows import RowCollector, number_of
@@ -23,7 +24,8 @@ _MAGIC = b":W&B"
 _HEADER, _BLOCK, _RECORD_HEADER = 7, 32768, 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 # Fields of Record, and of the messages inside it.
-_HISTORY, _CONFIG, _RUN, _EXIT = 2, 5, 17, 18
+_HISTORY, _OUTPUT, _CONFIG, _RAW_OUTPUT, _RUN, _EXIT = 2, 4, 5, 13, 17, 18
+_PRINTED = 3
 _ITEM, _STEP, _KEY, _NESTED, _JSON = 1, 2, 1, 2, 16
 _LONGEST_RECORD = 64 << 20
 _STOPPED = 255
@@ -49,6 +51,7 @@ class WandbFormat(LogFormat):
         notes: list[str] = []
         damaged = 0
         exit_code: Any = 0
+        scanner, printed = CrashScanner(), 0
         for record in _records(file, notes):
             try:
                 for number, value in fields(record):
@@ -56,6 +59,9 @@ class WandbFormat(LogFormat):
                         continue
                     if number == _HISTORY:
                         _history(value, rows)
+                        scanner.went_on()
+                    elif number in (_OUTPUT, _RAW_OUTPUT):
+                        printed = _scan(value, scanner, printed)
                     elif number == _CONFIG:
                         _items(value, config)
                     elif number == _EXIT:
@@ -69,12 +75,23 @@ class WandbFormat(LogFormat):
         if damaged:
             notes.append(f"{damaged} damaged records were left out")
         signals, more, events = rows.finish()
-        events += _crash(exit_code)
+        events += [*_crash(exit_code), *scanner.events(end=printed)]
         if not signals and not events:
             raise file.unreadable("is a wandb file without history", hint="the run ended before its first wandb.log")
         return RunLog(
             str(file.path), self.name, tuple(signals), canonical_config(config), tuple(events), (*notes, *more)
         )
+
+
+def _scan(message: BytesLike, scanner: CrashScanner, printed: int) -> int:
+    """Look at what the program printed; return the number of the last line that is not blank."""
+    for number, value in fields(message):
+        if number == _PRINTED and not isinstance(value, int):
+            for line in bytes(value).decode("utf-8", errors="replace").splitlines():
+                if line.strip():
+                    printed += 1
+                    scanner.feed(printed, clean_line(line))
+    return printed
 
 
 def _crash(exit_code: Any) -> list[Mapping[str, Any]]:

@@ -1,0 +1,123 @@
+"""What was held out speaks against a run whose training loss falls: too little to raise an alarm, too much to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.debug.detectors.steps.baseline import TENTH
+from holdfast.debug.detectors.steps.progress import ProgressRule, badness, count_of
+from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, of_kind
+from holdfast.debug.types import Signal
+
+__all__ = ["HeldOutRule", "held_out_series"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutRule:
+    """When a run cannot be called healthy for what was measured on data it does not train on."""
+
+    minimum_points: int = 6
+    """Fewer evaluations than this say nothing."""
+    worse_pairs: float = 0.9
+    """Of pairs of a late and an early evaluation, the share in which the late one must be worse to have got worse …"""
+    worse_span: float = 0.25
+    """… by this share of how far the series ever moved."""
+    good: float = 0.9
+    """A share of right answers above this has little to lose."""
+    alike: float = 1.5
+    """Training and held-out loss began alike within this factor: they measure the same …"""
+    apart: float = 4.0
+    """… and end far apart where one is this many times the other, …"""
+    apart_gain: float = 0.1
+    """… of which the held-out one never gained more than this share."""
+    left_best: float = 1.5
+    """A held-out loss that ends at this many times the best it held is not where it was …"""
+    kept: float = 0.1
+    """… unless a held-out score ends within this share of its span of its best: of the span of its middle four fifths,
+    which a wild first evaluation does not widen."""
+    select: SelectRule = field(default_factory=SelectRule)
+    """Which of a run's series a question is about."""
+    progress: ProgressRule = field(default_factory=ProgressRule)
+    """When a series gets better."""
+
+    def doubts(self, signals: Sequence[Signal]) -> str | None:
+        """Say what keeps a run whose loss falls from being called healthy; None where nothing does."""
+        series = [signal for signal in held_out_series(signals) if count_of(signal) >= self.minimum_points]
+        return self._got_worse(series) or self._apart(signals) or self._left_its_best(series)
+
+    def _got_worse(self, series: Sequence[Signal]) -> str | None:
+        worse = [signal for signal in series if self._is_worse(signal) and not self._is_good(signal)]
+        if not worse or any(self.progress.beats_chance(signal) for signal in series):
+            return None
+        first, last = _ends(worse[0].values[np.isfinite(worse[0].values)])
+        return f"{worse[0].name!r} got worse, from {first:.4g} to {last:.4g}, and nothing held out got better"
+
+    def _is_worse(self, signal: Signal) -> bool:
+        values = badness(signal)
+        third = len(values) // 3
+        early, late = np.sort(values[:third]), values[-third:]
+        share = float(np.searchsorted(early, late, side="left").mean()) / third
+        rise = float(np.median(late) - np.median(early))
+        return share >= self.worse_pairs and rise >= self.worse_span * float(np.ptp(values))
+
+    def _is_good(self, signal: Signal) -> bool:
+        if not signal.metadata.get("higher_is_better"):
+            return False
+        share = self.select.as_share(signal.values[np.isfinite(signal.values)])
+        return self.good <= _ends(share)[1] <= 1.0
+
+    def _apart(self, signals: Sequence[Signal]) -> str | None:
+        """Say that the held-out loss hardly fell while the training loss, which began alike, fell far below it."""
+        pair = [*self.select.training_losses(signals), *evaluation_losses(signals)]
+        if len(pair) != 2 or pair[1].kind != "eval_loss" or min(map(count_of, pair)) < self.minimum_points:
+            return None  # Of several losses it is unknown which measure the same.
+        own, other = (signal.values[np.isfinite(signal.values)] for signal in pair)
+        (first, last), ended = _ends(other), _ends(own)[1]
+        began = float(own[:3].max())  # It falls before the first evaluation.
+        if min(began, first, ended) <= 0.0 or max(began / first, first / began) > self.alike:
+            return None
+        best = float(min(np.median(part) for part in np.array_split(other, self.minimum_points)))
+        if last < self.apart * ended or first - best > self.apart_gain * first:
+            return None
+        fell = f"{pair[1].name!r} hardly fell, from {first:.4g} to {last:.4g}"
+        return f"{fell}, while {pair[0].name!r} fell to {ended:.4g}"
+
+    def _left_its_best(self, series: Sequence[Signal]) -> str | None:
+        """Say that every held-out loss ends well above the best it held, and no score stayed near its own."""
+        losses = [signal for signal in series if signal.kind == "eval_loss" and float(badness(signal).min()) > 0.0]
+        left = [signal for signal in losses if self._rise(signal) >= self.left_best]
+        scores = [signal for signal in series if signal.kind == "metric"]
+        if not left or len(left) < len(losses) or any(self._kept(signal) for signal in scores):
+            return None
+        return f"{left[0].name!r} ends at {self._rise(left[0]):.3g} times the best it held"
+
+    def _rise(self, signal: Signal) -> float:
+        """Return the last level of a held-out loss over its best one, by medians, which one point cannot move."""
+        values = badness(signal)
+        levels = np.array([float(np.median(part)) for part in np.array_split(values, min(TENTH, len(values) // 3))])
+        return float(levels[-1] / levels.min())
+
+    def _kept(self, signal: Signal) -> bool:
+        values = badness(signal)
+        span = float(np.subtract(*np.quantile(values, (1 - 1 / TENTH, 1 / TENTH))))
+        return float(_ends(values)[1] - values.min()) <= self.kept * span or self._is_good(signal)
+
+
+def held_out_series(signals: Sequence[Signal]) -> list[Signal]:
+    """Return the held-out losses, and the held-out metrics of which it is known what is better, that ever change."""
+    metrics = [
+        signal
+        for signal in of_kind(signals, "metric")
+        if signal.metadata.get("split") == "eval" and "higher_is_better" in signal.metadata
+    ]
+    found = [signal for signal in (*of_kind(signals, "eval_loss"), *metrics) if signal.layer is None]
+    return [s for s in found if count_of(s) and float(np.ptp(s.values[np.isfinite(s.values)])) > 0.0]
+
+
+def _ends(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return where a series began and where it ended, by the medians of three points."""
+    return float(np.median(values[:3])), float(np.median(values[-3:]))

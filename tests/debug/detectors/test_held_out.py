@@ -1,0 +1,108 @@
+"""What was held out keeps a run whose training loss falls from being called healthy, or does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.debug import MLSystemsDebugger, Severity, Verdict
+
+DEBUGGER = MLSystemsDebugger(plugins=False)
+
+
+def falling(count: int, start: float, end: float, *, seed: int, noise: float = 0.01) -> np.ndarray:
+    descent = np.exp(-np.linspace(0.0, 5.0, count))
+    return end + (start - end) * descent + noise * np.random.default_rng(seed).standard_normal(count)
+
+
+def line(count: int, start: float, end: float, *, noise: float) -> np.ndarray:
+    return np.linspace(start, end, count) + noise * np.random.default_rng(7).standard_normal(count)
+
+
+def verdict(folder: Path, columns: Mapping[str, np.ndarray]) -> Verdict:
+    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+    lines = [",".join(("epoch", *columns)), *(",".join(map(str, (n, *row))) for n, row in enumerate(rows))]
+    path = folder / "history.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return DEBUGGER.debug(path).verdict
+
+
+@pytest.mark.parametrize("count", [12, 30, 100])
+@pytest.mark.parametrize(
+    ("name", "start", "end", "noise"),
+    [
+        ("val_acc", 0.8, 0.4, 0.02),
+        ("val_r2", 0.6, -0.5, 0.03),
+        ("val_r2", -0.5, -0.4, 0.03),
+        ("eval_wer", 0.5, 1.0, 0.02),
+        ("val_psnr", 28.0, 18.0, 0.3),
+        ("val_mAP50", 0.0, 0.0, 0.0),
+    ],
+)
+def test_a_held_out_score_that_gets_worse_or_stays_at_nothing_leaves_health_unproven(
+    tmp_path: Path, name: str, start: float, end: float, noise: float, count: int
+) -> None:
+    columns = {"loss": falling(count, 2.3, 0.4, seed=1), name: line(count, start, end, noise=noise)}
+    assert verdict(tmp_path, columns) is not Verdict.HEALTHY
+
+
+@pytest.mark.parametrize("count", [12, 30, 100])
+def test_a_held_out_loss_that_hardly_falls_while_the_training_loss_goes_to_nothing_leaves_health_unproven(
+    tmp_path: Path, count: int
+) -> None:
+    columns = {
+        "loss": falling(count, 2.3, 0.01, seed=1, noise=0.002),
+        "val_loss": line(count, 2.3, 2.25, noise=0.05),
+    }
+    assert verdict(tmp_path, columns) is not Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(("kept", "expected"), [(False, Verdict.UNKNOWN), (True, Verdict.HEALTHY)])
+def test_a_held_out_loss_that_left_its_best_is_excused_by_a_score_that_did_not(
+    tmp_path: Path, kept: bool, expected: Verdict
+) -> None:
+    count = 200
+    rising = np.maximum(0.0, np.arange(count) - 120) / 80.0
+    noisy = falling(count, 0.3, 0.05, seed=1, noise=0.02) + 0.05 * rising  # no training loss that falls on
+    columns = {
+        "loss": np.abs(noisy),
+        "val_loss": falling(count, 3.0, 0.0, seed=2, noise=0.002) + 0.1 + 0.4 * rising,
+        "val_f1": 0.75 - falling(count, 0.5, 0.05, seed=3, noise=0.002) - (0.0 if kept else 0.2) * rising,
+    }
+    assert verdict(tmp_path, columns) is expected
+
+
+@pytest.mark.parametrize("count", [8, 12, 30, 100])
+def test_a_run_whose_held_out_series_improve_or_are_good_from_the_start_is_healthy(tmp_path: Path, count: int) -> None:
+    loss = falling(count, 2.3, 0.4, seed=1)
+    better = {"loss": loss, "val_loss": falling(count, 2.3, 0.6, seed=2), "val_acc": line(count, 0.6, 0.62, noise=0.01)}
+    good = {"loss": loss, "val_acc": line(count, 0.97, 0.96, noise=0.001)}
+    assert verdict(tmp_path, better) is Verdict.HEALTHY
+    assert verdict(tmp_path, good) is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(("promised", "found"), [(100_000.0, True), (6_000.0, False)])
+def test_a_critic_that_promises_far_more_than_was_ever_earned_has_exploded(promised: float, found: bool) -> None:
+    hump = np.sin(np.linspace(0.1, 3.0, 300)) ** 2
+    rows = [
+        {
+            "step": n,
+            "rollout/ep_rew_mean": -8000.0 + 10.0 * n,
+            "train/actor_loss": float(-promised * hump[n]),
+            "train/critic_loss": float(500.0 + 1e6 * hump[n]),
+        }
+        for n in range(300)
+    ]
+    findings = DEBUGGER.debug(rows).runs[0].findings
+    told = [f.detection for f in findings if "promises returns" in f.detection.evidence[0].claim]
+    assert [detection.severity for detection in told] == [Severity.WARNING] * found
+
+
+@pytest.mark.parametrize(("level", "stuck"), [(7.03, False), (float(np.log(1000)), True)])
+def test_a_frozen_loss_stands_on_a_guess_exactly_or_not_at_all(level: float, stuck: bool) -> None:
+    losses = level + 0.3 * np.exp(-np.arange(200) / 8.0)
+    report = DEBUGGER.debug([{"step": 10 * n, "loss": float(loss)} for n, loss in enumerate(losses)])
+    assert (report.verdict is Verdict.UNHEALTHY) is stuck
