@@ -10,6 +10,8 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.sources.support import plain, ragged
 
 from holdfast.errors import ConfigError, SourceFormatError
@@ -57,6 +59,21 @@ def test_files_and_streams_give_their_rows(tmp_path: Path, stream: bool, compres
     if compression is not None:
         with pytest.raises(SourceFormatError, match="max_decoded_bytes"):
             len(ArrowSource(path, max_decoded_bytes=1_000))
+
+
+@given(st.lists(st.lists(st.lists(st.floats(allow_nan=False), max_size=2), min_size=1, max_size=3), min_size=1))
+def test_any_batches_give_their_rows_be_they_all_empty(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[list[float]]]
+) -> None:
+    path = tmp_path_factory.mktemp("arrow") / "rows.arrow"
+    schema = pa.schema([("list", pa.list_(pa.float64())), ("text", pa.string())])
+    texts = [["x" * len(row) for row in rows] for rows in batches]
+    with pa.ipc.new_stream(str(path), schema) as writer:
+        for rows, text in zip(batches, texts, strict=True):
+            writer.write_batch(pa.record_batch([pa.array(rows, pa.list_(pa.float64())), pa.array(text)], schema=schema))
+    found = ArrowSource(path).read(np.arange(sum(map(len, batches))))
+    assert [row.tolist() for row in ragged(found, "list")] == [row for rows in batches for row in rows]
+    assert ragged(found, "text").to_strings() == [row for rows in texts for row in rows]
 
 
 def test_an_empty_stream_and_files_that_differ_are_refused(tmp_path: Path) -> None:

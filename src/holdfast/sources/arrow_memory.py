@@ -170,13 +170,13 @@ def _ragged(chunks: list[Any], kind: Any) -> _Ragged | None:
     offset_dtype = np.dtype(np.int64 if is_large_bytes or types.is_large_list(kind) else np.int32)
     offset_addresses = [chunk.buffers()[1].address + chunk.offset * offset_dtype.itemsize for chunk in chunks]
     offset_sizes = [(len(chunk) + 1) * offset_dtype.itemsize for chunk in chunks]
-    addresses, sizes = [], []
-    for chunk, stand_in in zip(chunks, offset_addresses, strict=True):
-        data = chunk.buffers()[-1]
-        skip = chunk.values.offset * dtype.itemsize if is_list else 0
-        # A chunk of empty rows may have no data buffer; nothing is ever read at the address that stands in for it.
-        addresses.append(data.address + skip if data is not None else stand_in)
-        sizes.append(data.size - skip if data is not None else 0)
+    # A chunk of empty rows may have no data buffer, or one at address 0; nothing is read at the address that stands in.
+    buffers = [chunk.buffers()[-1] for chunk in chunks]
+    stand_in = next((data.address for data in buffers if data), offset_addresses[0])
+    skipped = [chunk.values.offset * dtype.itemsize if is_list else 0 for chunk in chunks]
+    places = list(zip(buffers, skipped, strict=True))
+    addresses = [data.address + skip if data else stand_in for data, skip in places]
+    sizes = [data.size - skip if data else 0 for data, skip in places]
     if any((address - addresses[0]) % dtype.itemsize for address in addresses):
         return None
     encoding = "utf-8" if is_text(kind) else None
