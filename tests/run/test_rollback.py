@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 import torch
 from tests.run.job import Job, make_job, train
+from tests.run.lives import kill_at, live
 
+import holdfast.run.rollback
 from holdfast.errors import ConfigError, RunStoppedError
 from holdfast.run import Cure, RollbackOptions, RunLog, RunOptions
+from holdfast.run.checkpoints import Checkpoints
 from holdfast.run.policy import Action, Policy
 
 OPTIONS = RunOptions(save_every=10, keep=20, handle_signals=False)
@@ -98,6 +102,31 @@ def test_a_crash_after_a_rollback_does_not_forget_the_cure(tmp_path: Path) -> No
         train(second, run)
     assert second.hash == expected
     assert len(RunLog(tmp_path / "run").events("rollback")) == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "after"),
+    [
+        (Checkpoints, "abandon", False),  # decided, and nothing else
+        (Checkpoints, "abandon", True),
+        (holdfast.run.rollback, "restore_checkpoint", True),
+        (Cure, "apply", True),  # all done, but not yet said
+    ],
+)
+def test_a_kill_in_the_middle_of_a_rollback_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
+) -> None:
+    options = RollbackOptions(before=4)  # step 30 is suspect, and its checkpoint is abandoned
+    expected = rolled_back(tmp_path / "whole", BAD, rollback=options).hash
+    with monkeypatch.context() as patched:
+        kill_at(patched, owner, name, after=after)
+        assert live(lambda: rolled_back(tmp_path / "run", BAD, rollback=options)) == -signal.SIGKILL
+    assert rolled_back(tmp_path / "run", BAD, rollback=options).hash == expected
+    log = RunLog(tmp_path / "run")
+    (decision,) = log.events("rollback")
+    assert decision["to"] == 20
+    assert log.verify() == []
+    assert [record["step"] for record in log.steps()] == list(range(50))
 
 
 def test_two_bad_places_are_left_out_one_after_the_other(tmp_path: Path) -> None:
