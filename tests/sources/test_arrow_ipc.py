@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.sources.support import plain, ragged
 
 from holdfast.errors import ConfigError, SourceFormatError
-from holdfast.sources import ArrowSource, HFFolderSource
+from holdfast.sources import ArrowSource, HFFolderSource, Ragged
 from holdfast.testing import check_source
 
 ROWS = 200
@@ -74,6 +74,29 @@ def test_any_batches_give_their_rows_be_they_all_empty(
     found = ArrowSource(path).read(np.arange(sum(map(len, batches))))
     assert [row.tolist() for row in ragged(found, "list")] == [row for rows in batches for row in rows]
     assert ragged(found, "text").to_strings() == [row for rows in texts for row in rows]
+
+
+VIEWS = {
+    "text": pa.array(["a", "é", "x" * 30], pa.string_view()),
+    "bytes": pa.array([b"a", b"", b"x" * 30], pa.binary_view()),
+    "lists of text": pa.array([["a"], [], ["b", "c" * 20]], pa.list_(pa.string_view())),
+    "structs": pa.array([{"a": "x"}, {"a": "y"}, {"a": "z"}], pa.struct([("a", pa.string_view())])),
+    "runs": pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array(["a", "b"])),
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_columns_that_arrow_takes_no_rows_of_give_theirs(kind: str, tmp_path: Path) -> None:
+    table = pa.table({"column": VIEWS[kind]})
+    with pa.ipc.new_file(str(tmp_path / "rows.arrow"), table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    source = ArrowSource(tmp_path / "rows.arrow")
+    check_source(source)
+    found = source.read(np.array([2, 0, 1, 2]))["column"]
+    values = found.to_bytes() if isinstance(found, Ragged) else found.tolist()
+    expected = table["column"].to_pylist()
+    same = [value.encode() if isinstance(value, str) else value for value in expected]
+    assert values in ([same[row] for row in (2, 0, 1, 2)], [expected[row] for row in (2, 0, 1, 2)])
 
 
 def test_an_empty_stream_and_files_that_differ_are_refused(tmp_path: Path) -> None:

@@ -61,12 +61,12 @@ class ArrowMemory:
         touched, begins = np.unique(chunk[order], return_index=True)
         self._check(touched.tolist())
         pieces = [
-            self._chunks[number].take(pa.array(rows[where] - self._bounds[number]))
+            _rows_of(self._chunks[number], rows[where] - self._bounds[number])
             for number, where in zip(touched.tolist(), np.split(order, begins[1:]), strict=True)
         ]
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        taken = pa.concat_arrays(pieces).take(pa.array(back))
+        taken = _rows_of(pa.concat_arrays(pieces), back)
         return column_of(taken, name=self._name, fill_null=self._fill_null)
 
     def _check(self, numbers: list[int]) -> None:
@@ -80,6 +80,15 @@ class ArrowMemory:
                 except pa.ArrowInvalid as error:
                     raise SourceFormatError(f"an Arrow column is damaged: {error}", column=self._name) from error
                 self._checked.add(number)
+
+
+def _rows_of(array: Any, rows: Indices) -> Any:
+    import pyarrow as pa
+
+    try:
+        return array.take(pa.array(rows))
+    except pa.ArrowNotImplementedError:  # text as views, which Polars writes, and runs
+        return pa.concat_arrays([array.slice(row, 1) for row in rows.tolist()])
 
 
 class _Fixed:
