@@ -141,6 +141,10 @@ class VerdictRule:
             names = ", ".join(signal.name for signal in long[:3])
             return Reason(ReasonCode.NOT_IMPROVING, f"no loss-like series got better ({names})")
         losses = [signal for signal in long if signal.kind in ("loss", "eval_loss")]
+        jumps = [signal for signal in losses if self.progress.ends_in_a_jump(signal)]
+        if jumps:
+            text = f"the last point of {jumps[0].name!r} lies far above every other: what follows is unknown"
+            return Reason(ReasonCode.NOT_IMPROVING, text)
         if losses and not rewards and all(self.progress.left_its_best(signal) for signal in losses):
             text = f"every loss ends at {self.progress.far_above_best:g} times its best or more ({losses[0].name})"
             return Reason(ReasonCode.NOT_IMPROVING, text)

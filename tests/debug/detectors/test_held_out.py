@@ -30,6 +30,33 @@ def verdict(folder: Path, columns: Mapping[str, np.ndarray]) -> Verdict:
     return DEBUGGER.debug(path).verdict
 
 
+@pytest.mark.parametrize(("count", "expected"), [(8, []), (12, ["overfitting"]), (100, ["overfitting"])])
+@pytest.mark.parametrize("name", ["val_acc", "val_loss"])
+def test_what_got_worse_or_fell_behind_in_enough_evaluations_is_overfitting(
+    tmp_path: Path, name: str, count: int, expected: list[str]
+) -> None:
+    held_out = line(count, 0.8, 0.4, noise=0.02) if name == "val_acc" else line(count, 2.3, 2.25, noise=0.02)
+    columns = {"loss": falling(count, 2.3, 0.001, seed=1, noise=1e-4), name: held_out}
+    assert verdict(tmp_path, columns) is (Verdict.UNHEALTHY if expected else Verdict.UNKNOWN)
+    findings = DEBUGGER.debug(tmp_path / "history.csv").runs[0].findings
+    assert [finding.detection.failure.name for finding in findings] == expected
+
+
+def test_a_loss_whose_last_point_lies_far_above_every_other_is_not_called_healthy(tmp_path: Path) -> None:
+    loss = falling(30, 2.3, 0.4, seed=1)
+    assert verdict(tmp_path, {"loss": loss}) is Verdict.HEALTHY
+    loss[-1] = 30.0
+    assert verdict(tmp_path, {"loss": loss}) is not Verdict.HEALTHY
+
+
+@pytest.mark.parametrize("level", [0.3, 0.0004])
+def test_a_loss_that_turns_to_exactly_zero_is_lost_unless_it_came_down_to_it(tmp_path: Path, level: float) -> None:
+    loss = np.round(np.concatenate([falling(30, 2.3, level, seed=1, noise=0.0), np.zeros(10)]), 4)
+    if level < 0.01:
+        loss[:30] = np.round(2.3 * np.exp(-np.arange(30) / 3.2), 4)
+    assert (verdict(tmp_path, {"loss": loss}) is Verdict.UNHEALTHY) is (level > 0.01)
+
+
 @pytest.mark.parametrize("count", [12, 30, 100])
 @pytest.mark.parametrize(
     ("name", "start", "end", "noise"),

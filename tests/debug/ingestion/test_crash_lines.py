@@ -504,6 +504,33 @@ def test_advice_and_reports_on_data_are_no_crash(tmp_path: Path, line: str) -> N
         diagnose(tmp_path, f"loading the data\n{line}\n")
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "[rank0]: ",
+        "node12: ",
+        "(train pid=123) ",
+        "[1,0]<stderr>:",
+        "stderr: ",
+        "2024-01-01T12:00:0{n}.000Z stderr F ",
+        "a_1  | ",
+    ],
+)
+def test_a_traceback_is_one_whatever_stands_before_each_of_its_lines(tmp_path: Path, head: str) -> None:
+    lines = (TRACEBACK + "ValueError: no data").splitlines()
+    text = "".join(head.format(n=n % 10) + line + "\n" for n, line in enumerate(lines))
+    for before in (TRAINING, "loading the data\n"):
+        (finding,) = diagnose(tmp_path, before + text).findings
+        assert "ValueError: no data" in finding.detection.evidence[0].claim
+
+
+def test_the_message_of_a_last_error_may_go_on_in_indented_lines(tmp_path: Path) -> None:
+    error = (
+        "omegaconf.errors.ConfigAttributeError: Key 'lr' is not in struct\n    full_key: a.lr\n    object_type=dict\n"
+    )
+    assert diagnose(tmp_path, TRAINING + error).verdict is Verdict.UNHEALTHY
+
+
 def test_an_error_after_the_training_was_completed_is_none_of_its_own(tmp_path: Path) -> None:
     error = "2024-01-02 10:00:01 ERROR uploader: no connection\n"
     assert diagnose(tmp_path, f"{TRAINING}{error}").verdict is Verdict.UNHEALTHY

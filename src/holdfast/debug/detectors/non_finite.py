@@ -49,7 +49,9 @@ class NaNDetectionDetector(BaseDetector):
     zero_points: int = 5
     """Rows at the end at which a loss is exactly 0, and no row before is, from which it is no longer computed …"""
     zero_from: float = 0.5
-    """… where it was at this share of its first level the row before: a loss that is met comes down to it."""
+    """… where it was at this share of the level of as many rows before them the row before …"""
+    zero_least: float = 0.05
+    """… and at this share of its first level: a loss that is met comes down to it."""
     good: float = 0.9
     """A share of right answers that ends above this says that the loss is met, however soon."""
     select: SelectRule = field(default_factory=SelectRule)
@@ -156,7 +158,8 @@ class NaNDetectionDetector(BaseDetector):
         before = signal.values[: len(zero) - tail]
         if tail < max(self.zero_points, self.tail_share * len(zero)) or len(before) < self.zero_points:
             return None
-        if np.any(before <= 0.0) or float(before[-1]) < self.zero_from * float(np.median(before[: self.zero_points])):
+        first, last = (float(np.median(part)) for part in (before[: self.zero_points], before[-self.zero_points :]))
+        if np.any(before <= 0.0) or float(before[-1]) < max(self.zero_from * last, self.zero_least * first):
             return None
         claim = f"falls from {before[-1]:.4g} to exactly 0 at step {signal.steps[len(before)]:g}, and stays there"
         return _told(self.failure, signal, zero, claim, Severity.CRITICAL, LIKELY)

@@ -12,6 +12,7 @@ import numpy as np
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.baseline import TENTH, noise_of
 from holdfast.debug.detectors.steps.evidence import LIKELY, detection, graded
+from holdfast.debug.detectors.steps.held_out import HeldOutRule
 from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, of_kind, sum_of_parts
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Failure, Severity, Signal
 
@@ -74,6 +75,13 @@ class OverfittingDetector(BaseDetector):
     """… and has risen by this share from its best, which it reached in the first half."""
     held_out_points: float = 2.0
     """A metric with more than this many times the points of the held-out loss is one of training batches."""
+    worse_evaluations: int = 10
+    """Evaluations from which held-out series of which one got worse and none better, or a held-out loss that hardly
+    fell, are a finding …"""
+    far_behind: float = 10.0
+    """… where such a loss ends at this many times the training loss."""
+    held_out: HeldOutRule = field(default_factory=HeldOutRule)
+    """When what was held out got worse, or fell behind."""
     select: SelectRule = field(default_factory=SelectRule)
     """Which of a run's series a question is about."""
 
@@ -83,8 +91,8 @@ class OverfittingDetector(BaseDetector):
         return "overfitting"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Training and held-out losses, perplexities, and metrics."""
-        return frozenset(("loss", "eval_loss", "metric", "perplexity"))
+        """Training and held-out losses, perplexities, and metrics; rewards, by which an agent is judged instead."""
+        return frozenset(("loss", "eval_loss", "metric", "perplexity", "reward"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Compare each held-out loss with the training loss over the same steps."""
@@ -106,7 +114,32 @@ class OverfittingDetector(BaseDetector):
         # Beside "val_acc" the "acc" is that of the training data.
         metrics = [metric for metric in metrics if metric.metadata.get("split") == "eval"] or metrics
         found = [seen for seen in found if not self._only_too_sure(metrics, seen)]
+        if not found and (seen := self._got_worse(signals, training)) is not None:
+            found = [seen]
         return DetectionResult(self.name, tuple(found[:1]))
+
+    def _got_worse(self, signals: Sequence[Signal], training: Sequence[Signal]) -> Detection | None:
+        """Find what speaks against a run whose training loss falls, where there is enough of it to be sure."""
+        long = [signal for signal in training if np.isfinite(signal.values).sum() >= self.worse_evaluations]
+        if of_kind(signals, "reward") or not any(self.held_out.progress.got_better(signal) for signal in long):
+            return None
+        worse = self.held_out.got_worse(signals)
+        if worse is None:
+            behind = self.held_out.fell_behind(signals)
+            worse = behind if behind is not None and behind.after >= self.far_behind * behind.before else None
+        if worse is None or np.isfinite(worse.signal.values).sum() < self.worse_evaluations:
+            return None
+        steps = worse.signal.steps
+        return detection(
+            self.failure,
+            worse.signal,
+            worse.claim,
+            severity=Severity.WARNING,
+            confidence=LIKELY,
+            first=float(steps[0]),
+            last=float(steps[-1]),
+            numbers={"before": worse.before, "end": worse.after},
+        )
 
     def _only_too_sure(self, metrics: Sequence[Signal], seen: Detection) -> bool:
         """Return whether the held-out loss rises moderately while a held-out metric keeps improving."""

@@ -39,14 +39,17 @@ _NO_LETTERS = re.compile(r"[\W\d_]+")
 _BARE_NUMBERS = re.compile(r"^[\[(]?\s*[-+]?\d[\d.,;\s eE+-]*[\])]?\s*$")
 _PREFIX = r"^\s*(?:\[[^\]]{0,40}\]:?\s*|\d{1,4}:\s+|[|>]\s*)*"
 _TRACEBACK = re.compile(_PREFIX + r"(?:│\s*)?Traceback \(most recent call last\)")
+# What a launcher, a container or a logger puts before each line of a traceback: it is the same but for its digits.
+_AFTER_A_HEAD = re.compile(r"^(.{1,100}?[\s:|>\]-])Traceback \(most recent call last\):?\s*$")
+_DIGIT = re.compile(r"\d")
 _BEGINS_TRACEBACK = "Traceback (most recent call last)"
 # What PowerShell redirects is folded at the width of its window, in the middle of words: compared without spaces.
 _FOLDED_HEADER = _BEGINS_TRACEBACK.replace(" ", "")
 _BEGINS_FOLDED = re.compile(r"Traceback *(?:\([a-z ]{0,21})?$")
 _FRAME = re.compile(_PREFIX + r'File "[^"]{1,300}", line \d+')
 _ERROR = re.compile(
-    _PREFIX + r"((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Iteration)|Exception)\b"
-    r"(?:\(\w+\))?(?::.*)?)$"
+    _PREFIX + r"((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Iteration)"
+    r"|Exception|(?<=\.)Error)\b(?:\(\w+\))?(?::.*)?)$"
 )
 _LOGGING_ERROR = re.compile(r"--- Logging error ---\s*$")
 _LOGGING_ERROR_END = re.compile(r"^Arguments: ")
@@ -75,6 +78,7 @@ class CrashScanner:
     _unended: dict[str, Any] | None = None
     _alone: tuple[int, str, str] | None = None
     _completed: bool = False
+    _head: str = ""
     marks: int = 0
     """How many lines had a part in a crash so far."""
     raised: list[dict[str, Any]] = field(default_factory=list)
@@ -84,6 +88,9 @@ class CrashScanner:
         """Look at one line that is not training."""
         if (self._folded or self._unended is not None) and self._unfold(number, line):
             return
+        if self._alone is not None and line[:1].isspace() and number - self._alone[0] <= 1:
+            self._alone = (number, *self._alone[1:])  # The message goes on.
+        line = self._without_head(line)
         if not may_tell(line):
             self._completed = self._completed or bool(COMPLETED.search(line))
             return
@@ -112,6 +119,15 @@ class CrashScanner:
             self._add(kind, number, text)
         elif LAST_WORDS.match(line) and not self._completed:
             self._alone = (number, "logged_error", text)
+
+    def _without_head(self, line: str) -> str:
+        """Return a line without what is printed before each line of the traceback that it may belong to."""
+        if "Traceback" in line and not _TRACEBACK.match(line) and (match := _AFTER_A_HEAD.match(line)):
+            self._head = match.group(1)
+        size = len(self._head)
+        if not size or _DIGIT.sub("0", line[:size]) != _DIGIT.sub("0", self._head):
+            return line
+        return line[size:]
 
     def _begin(self, number: int, text: str) -> None:
         """Take the first line of a traceback; one that has no frame yet is the same one, quoted by the shell."""
@@ -161,7 +177,7 @@ class CrashScanner:
                 kind = kind_of(message)
                 if kind is not None:
                     self._add(kind, number, message)
-                elif ":" in message or message in _SAYS_ENOUGH:
+                elif ":" in message or "." in message or message in _SAYS_ENOUGH:
                     self._alone = (number, "interrupted" if STOPPED.search(message) else "traceback", message)
                 return
             self._open = self._add("traceback", self._frame[0], self._frame[1])

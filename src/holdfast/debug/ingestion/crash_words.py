@@ -17,14 +17,16 @@ _HINTS = (
     "DIVERGED", "panic", "not found", "annot ", "open file", "o such file", "o module", "denied", "srun", "TERM_",
     "wallclock", "walltime", "erminat", "MPI_", "TERMINATION", "EXIT", "halted", "Hangup", "Illegal",
     "NaN", "nan ", "inf ", "recognized", "ncaught", "quota", "o space", "ssertion", "eap space",
-    "F tensorflow", "ailure", "^C",
+    "F tensorflow", "F0", "F1", "State: ", "ailure", "^C",
 )  # fmt: skip
 _ADVICE = r"^(?!.*\b(?:[Ii]f|avoid|prevent|may|might|could|should|not a failure)\b)"
 _NOT_OF_DATA = (
     r"^(?!.*\b(?i:no|not|0|without|if|check\w*|data|dataset|csv|columns?|rows?|features?|replac\w*|fill\w*|drop\w*"
     r"|imput\w*|remov\w*)\b)"
 )
-_SHELL = r"^\S{0,200}(?:sh|slurm_script|\.sbatch|\.slurm|\.job|\.pbs)(?:: line \d+|: \d+)?: "
+# Not what programs ask for in passing, and do without.
+_SHELL = r"^(?!.*\b(?:git|nvidia-smi|nvcc|lspci|lscpu|hostname)\b)"
+_SHELL += r"\S{0,200}(?:sh|slurm_script|\.sbatch|\.slurm|\.job|\.pbs)(?:: line \d+|: \d+)?: "
 _SAYS = r"^.{0,100}?(?:^|\b(?:ERROR|CRITICAL|FATAL)\b)\W{0,6}"  # at the beginning, or after the head of a logger's line
 
 ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -37,7 +39,7 @@ ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"|oom[-_ ]kill(?:er| event|ed)|OOM[ -]?[Kk]ill|Out [Oo]f [Mm]emory: Kill(?:ed)?"
             r"|CUDA [Ee]rror: out of memory"
             r"|Unable to allocate [\d.]+ [KMGT]iB for an array|Java heap space|task \d+: Out Of Memory"
-            rf"|{_ADVICE}.*(?:cuda\w*|CUDA|GPU|FAIL|Success)\b.{{0,80}}\b[Oo]ut of memory\b"
+            rf"|{_ADVICE}.*(?:[Cc]uda\w*|CUDA|GPU|FAIL|Success)\b.{{0,80}}\b[Oo]ut of memory\b"
             rf"|{_ADVICE}.*\b[Oo]ut of memory (?:error )?on (?:GPU|device)|allocate more memory than is available",
         ),
         (
@@ -54,7 +56,8 @@ ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"|^\s*Illegal instruction|^\[\d+\]\s*[+-]?\s*\d+ +(?:killed|abort|bus error)\b"
             r"|slurmstepd: error: .*\bkilled|DUE TO (?:TIME LIMIT|NODE FAILURE|PREEMPTION)"
             r"|^srun: error: .*: (?:Killed|Aborted|Bus error)"
-            r"|PBS: job killed|\bTERM_(?:MEM|RUN|CPU|SWAP)LIMIT\b|exceeded (?:hard )?(?:wallclock|walltime)"
+            r"|\bState: (?:FAILED|OUT_OF_ME|TIMEOUT|NODE_FAIL)|PBS: job killed"
+            r"|\bTERM_(?:MEM|RUN|CPU|SWAP)LIMIT\b|exceeded (?:hard )?(?:wallclock|walltime)"
             r"|[Aa]bnormal termination \(signal|exited on signal \d+|terminated by signal (?:9|11|6|7|4)\b"
             r"|BAD TERMINATION OF ONE OF YOUR|MPI_ABORT was invoked|\] Killing subprocess \d+|closing signal SIGTERM"
             r"|terminate called (?:after throwing|without an active)"
@@ -98,7 +101,7 @@ ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"^thread '[^']{1,60}' panicked at |^panic: |^Exception in thread \"|^stack traceback:\s*$"
             r"|^ERROR: LoadError: |^Execution halted\s*$|^Uncaught \w*(?:Error|Exception)|\[LightGBM\] \[Fatal\]"
             r"|^Error executing job with overrides|^Error Message Summary:\s*$"
-            r"|^F\d{4} \d\d:\d\d:\d\d.*Check failed|: F (?:tensorflow|external)/|^\*\*\* Check failure stack trace",
+            r"|^F\d{4} \d\d:\d\d:\d\d[^\]]{0,80}\] |: F (?:tensorflow|external)/|^\*\*\* Check failure stack trace",
         ),
         (
             "device_error",

@@ -24,7 +24,9 @@ def apart_from_traceback(line: str) -> tuple[str, ...]:
     ('9%|# | 3/90 [00:01<00:30, loss=nan]', 'Traceback (most recent call last):')
     """
     at = line.find(_BEGINS_TRACEBACK)
-    return (line,) if at <= 0 or not line[:at].rstrip().endswith((*_BAR_ENDS,)) else (line[:at], line[at:])
+    head = line[: max(at, 0)].rstrip()
+    bar = head.endswith(_BAR_ENDS) and ("%" in head or not head.endswith("|"))  # Containers put "name | " before lines.
+    return (line[:at], line[at:]) if bar else (line,)
 
 
 def parts_of_line(line: str) -> tuple[str, ...]:

@@ -13,7 +13,22 @@ from holdfast.debug.detectors.steps.progress import ProgressRule, badness, count
 from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, of_kind
 from holdfast.debug.types import Signal
 
-__all__ = ["HeldOutRule", "held_out_series"]
+__all__ = ["HeldOutRule", "Worse", "held_out_series"]
+
+
+@dataclass(frozen=True, slots=True)
+class Worse:
+    """A held-out series that speaks against a run: where it was, or what it is compared with, where it is, and how."""
+
+    signal: Signal
+    before: float
+    after: float
+    claim: str
+
+    @property
+    def name(self) -> str:
+        """The name of the series."""
+        return self.signal.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +61,24 @@ class HeldOutRule:
 
     def doubts(self, signals: Sequence[Signal]) -> str | None:
         """Say what keeps a run whose loss falls from being called healthy; None where nothing does."""
-        series = [signal for signal in held_out_series(signals) if count_of(signal) >= self.minimum_points]
-        return self._got_worse(series) or self._apart(signals) or self._left_its_best(series)
+        if (worse := self.got_worse(signals)) is not None:
+            return f"{worse.name!r} {worse.claim}"
+        if (apart := self.fell_behind(signals)) is not None:
+            return f"{apart.name!r} {apart.claim}"
+        return self._left_its_best(self._series(signals))
 
-    def _got_worse(self, series: Sequence[Signal]) -> str | None:
+    def _series(self, signals: Sequence[Signal]) -> list[Signal]:
+        return [signal for signal in held_out_series(signals) if count_of(signal) >= self.minimum_points]
+
+    def got_worse(self, signals: Sequence[Signal]) -> Worse | None:
+        """Return a held-out series that got worse where none got better, and that is not good all the same."""
+        series = self._series(signals)
         worse = [signal for signal in series if self._is_worse(signal) and not self._is_good(signal)]
         if not worse or any(self.progress.beats_chance(signal) for signal in series):
             return None
         first, last = _ends(worse[0].values[np.isfinite(worse[0].values)])
-        return f"{worse[0].name!r} got worse, from {first:.4g} to {last:.4g}, and nothing held out got better"
+        claim = f"got worse, from {first:.4g} to {last:.4g}, and nothing held out got better"
+        return Worse(worse[0], first, last, claim)
 
     def _is_worse(self, signal: Signal) -> bool:
         values = badness(signal)
@@ -70,8 +94,8 @@ class HeldOutRule:
         share = self.select.as_share(signal.values[np.isfinite(signal.values)])
         return self.good <= _ends(share)[1] <= 1.0
 
-    def _apart(self, signals: Sequence[Signal]) -> str | None:
-        """Say that the held-out loss hardly fell while the training loss, which began alike, fell far below it."""
+    def fell_behind(self, signals: Sequence[Signal]) -> Worse | None:
+        """Return a held-out loss that hardly fell while the training loss, which began alike, fell far below it."""
         pair = [*self.select.training_losses(signals), *evaluation_losses(signals)]
         if len(pair) != 2 or pair[1].kind != "eval_loss" or min(map(count_of, pair)) < self.minimum_points:
             return None  # Of several losses it is unknown which measure the same.
@@ -81,10 +105,12 @@ class HeldOutRule:
         if min(began, first, ended) <= 0.0 or max(began / first, first / began) > self.alike:
             return None
         best = float(min(np.median(part) for part in np.array_split(other, self.minimum_points)))
-        if last < self.apart * ended or first - best > self.apart_gain * first:
+        scores = [signal for signal in self._series(signals) if signal.kind == "metric"]
+        behind = last >= self.apart * ended and first - best <= self.apart_gain * first
+        if not behind or any(self._kept(signal) for signal in scores):
             return None
-        fell = f"{pair[1].name!r} hardly fell, from {first:.4g} to {last:.4g}"
-        return f"{fell}, while {pair[0].name!r} fell to {ended:.4g}"
+        claim = f"hardly fell, from {first:.4g} to {last:.4g}, while {pair[0].name!r} fell to {ended:.4g}"
+        return Worse(pair[1], ended, last, claim)
 
     def _left_its_best(self, series: Sequence[Signal]) -> str | None:
         """Say that every held-out loss ends well above the best it held, and no score stayed near its own."""

@@ -106,6 +106,11 @@ class ProgressRule:
         lost = float(held[-1]) > self.converged * float(held[0])
         return lost and float(held[-1]) > self.far_above_best * float(held.min())
 
+    def ends_in_a_jump(self, signal: Signal) -> bool:
+        """Return whether the last point of a loss lies many times above every one before it."""
+        values = badness(signal)
+        return len(values) > 1 and float(values[-1]) > self.far_above_best * float(np.abs(values[:-1]).max())
+
     def lost_its_best(self, signal: Signal) -> bool:
         """Return whether every point of the last stretch lies many times above every one of the best stretch.
 
