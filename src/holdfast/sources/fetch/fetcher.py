@@ -97,7 +97,8 @@ class Fetcher:
                     break  # it would be dropped again before it is read
                 block = Block(file, number, rank, owner)
                 ahead += block.size
-                self._enqueue(block)
+                self._queue.push(block)
+            self._call_for_work()  # one thread, which calls the next: not one for every block
             if owner is None:
                 return False
             self._memory.name(owner, ahead)
@@ -223,6 +224,9 @@ class Fetcher:
             self._call_for_work()
 
     def _call_for_work(self) -> None:
+        """Have another request sent, if one may be."""
+        if not self._second and not (self._queue and self._may_ask()):
+            return
         if self._idle:
             self._work.notify()
         elif self._threads < self._most_running() + self._most_hedged() + self._keeping:
@@ -254,7 +258,8 @@ class Fetcher:
         """Put a block that has come into memory, and tell those who wait."""
         self._queue.leave(block)
         self._memory.hold(block, data)
-        self._arrived.notify_all()
+        if block.waiters:  # a thread that is woken for another's block takes a turn of the interpreter for nothing
+            self._arrived.notify_all()
 
     # --- the threads ---------------------------------------------------------------------------------------------
 
@@ -283,8 +288,7 @@ class Fetcher:
                     blocks := self._queue.take(self._pace.connections - self._running, self._long_request())
                 ):
                     self._running += 1
-                    if self._queue:
-                        self._call_for_work()
+                    self._call_for_work()
                     return Request(blocks)
                 self._idle += 1
                 called = self._work.wait(IDLE_SECONDS)
@@ -363,8 +367,7 @@ class Fetcher:
             if aside:
                 self._running -= 1
                 self._keeping += 1
-                if self._queue:
-                    self._call_for_work()
+                self._call_for_work()
         try:
             data = {block.number: piece for block, piece in pieces}
             for run in runs_of(list(data)):
