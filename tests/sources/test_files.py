@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.sources.support import rows, through_pickle
 
-from holdfast.errors import ConfigError, RemoteReadError, SourceChangedError, SourceError
+from holdfast.errors import ConfigError, RemoteReadError, SourceChangedError, SourceError, SourceFormatError
 from holdfast.sources import RemoteOptions
 from holdfast.sources.files import LocalFile, find_files
 
@@ -63,6 +63,15 @@ def test_what_matches_nothing_is_refused_by_name(folder: Path, name: str) -> Non
 def test_a_folder_without_such_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"holds no \.bin file"):
         names(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "*.gz", "http://localhost:1/a.txt.zst"])
+def test_a_name_that_says_that_a_file_is_compressed_is_refused_before_anything_is_read(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(b"")
+    with pytest.raises(SourceFormatError, match="no random access"):
+        find_files(name if "://" in name else tmp_path / name, suffixes=(".txt",))
 
 
 def test_no_names_at_all_are_refused() -> None:

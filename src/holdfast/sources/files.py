@@ -326,6 +326,7 @@ def find_files(paths: Paths, *, suffixes: tuple[str, ...], remote: RemoteOptions
         else:
             with collection_paused():
                 found += [LocalFile(path) for path in _find_local(text, suffixes)]
+    _check_not_compressed([file.name for file in found], suffixes)
     local = [file for file in found if isinstance(file, LocalFile)]
     if len(local) > MAX_MAPPED:
         recent = RecentFiles()
@@ -334,11 +335,12 @@ def find_files(paths: Paths, *, suffixes: tuple[str, ...], remote: RemoteOptions
     return found
 
 
-def _check_not_all_compressed(names: Sequence[str], suffixes: tuple[str, ...]) -> None:
+def _check_not_compressed(names: Sequence[str], suffixes: tuple[str, ...]) -> None:
     for name in names:
-        stem, packed = os.path.splitext(name)
-        if packed in COMPRESSED_SUFFIXES and stem.endswith(suffixes):
-            raise compressed_error(name, packed)
+        if name.endswith(COMPRESSED_SUFFIXES):
+            stem, packed = os.path.splitext(name)
+            if stem.endswith(suffixes):
+                raise compressed_error(name, packed)
 
 
 def _find_local(text: str, suffixes: tuple[str, ...]) -> list[str]:
@@ -350,7 +352,7 @@ def _find_local(text: str, suffixes: tuple[str, ...]) -> list[str]:
             present = sorted(entry.path for entry in entries if entry.is_file())
         matches = [entry for entry in present if entry.endswith(suffixes)]
         if not matches:
-            _check_not_all_compressed(present, suffixes)
+            _check_not_compressed(present, suffixes)
         what = f"the folder holds no {' or '.join(suffixes)} file"
     elif any(mark in text for mark in _MAGIC):
         import glob
