@@ -21,10 +21,10 @@ from typing import TypeVar
 from holdfast.errors import HoldfastError, RemoteReadError
 from holdfast.sources.fetch.block_queue import LONG_REQUEST_BYTES, URGENT, BlockQueue
 from holdfast.sources.fetch.blocks import Block, Cost, Place, Spot, runs_of
-from holdfast.sources.fetch.claims import Claims
 from holdfast.sources.fetch.memory import BlockMemory
 from holdfast.sources.fetch.pace import Pace
 from holdfast.sources.fetch.request import Request
+from holdfast.sources.fetch.shared import SharedBlocks
 from holdfast.sources.fetch.timers import Timers
 from holdfast.sources.fetch.transport import Data
 from holdfast.sources.retry import is_final, read_failure
@@ -56,7 +56,7 @@ class Fetcher:
     """
 
     def __init__(self, folder: Path | None, *, memory_limit: int, ahead_limit: int, max_connections: int) -> None:
-        self._claims = None if folder is None else Claims(folder)
+        self._shared = SharedBlocks(folder)
         self.memory_limit = memory_limit
         self._ahead_limit = ahead_limit
         self._max_connections = max_connections
@@ -299,24 +299,14 @@ class Fetcher:
 
     def _get_blocks(self, blocks: list[Block]) -> None:
         """Get blocks from this machine's cache, and fetch those that no other process is fetching."""
-        file = blocks[0].file
-        found = _look_up(blocks)
-        absent = [block for block in blocks if block.number not in found]
-        claimed: set[int] = set()
-        if self._claims is not None and absent:
-            claimed = self._claims.take(file.key, [block.number for block in absent])
-            # Some may have been published between the look and the claim.
-            found |= (published := _look_up([block for block in absent if block.number in claimed]))
-            self._claims.release(file.key, list(published))
+        found, claimed = self._shared.find_or_claim(blocks)
+        mine = [block for block in blocks if block.number in claimed]
         with self._lock:
-            mine = []
             for block in blocks:
                 if (data := found.get(block.number)) is not None:
                     block.cost.cache_hits += 1
                     self._hold(block, data)
-                elif self._claims is None or block.number in claimed:
-                    mine.append(block)
-                else:
+                elif block.number not in claimed:
                     self._wait_for_others(block)
         for run in runs_of([block.number for block in mine]):
             self._fetch(Request([block for block in mine if block.number in run]))
@@ -351,14 +341,14 @@ class Fetcher:
                 block.running -= 1
                 block.cost.bytes_fetched += len(piece)
                 if block.place is not Place.READY:
-                    block.writing = self._claims is not None
+                    block.writing = self._shared.keeps
                     self._hold(block, piece)
                     new.append((block, piece))
             if request.twin is not None:
                 request.twin.cancel()
-        if self._claims is not None:
+        if self._shared.keeps:
             self._keep(new, aside=not request.is_second)
-            self._unclaim(request.blocks)
+            self._shared.release(request.blocks)
 
     def _keep(self, pieces: list[tuple[Block, Data]], *, aside: bool) -> None:
         """Write blocks to the cache; while this thread is at it, another may ask for more."""
@@ -369,9 +359,7 @@ class Fetcher:
                 self._keeping += 1
                 self._call_for_work()
         try:
-            data = {block.number: piece for block, piece in pieces}
-            for run in runs_of(list(data)):
-                pieces[0][0].file.cache.put(run.start, [data[number] for number in run])
+            self._shared.keep(pieces)
         finally:
             with self._lock:
                 for block, _ in pieces:
@@ -404,7 +392,7 @@ class Fetcher:
                     pause = min(options.longest_pause, options.first_pause * 2 ** (block.attempts - 1))
                     self._timers.after(pause * random.uniform(0.5, 1.0), partial(self._requeue, block))
             self._arrived.notify_all()
-        self._unclaim(request.blocks)
+        self._shared.release(request.blocks)
 
     def _requeue(self, block: Block) -> None:
         if block.place is Place.WAITING:
@@ -436,16 +424,6 @@ class Fetcher:
                 self._call_for_work()
         if self._active:
             self._timers.after(SWEEP_SECONDS, self._sweep)
-
-    def _unclaim(self, blocks: list[Block]) -> None:
-        if self._claims is not None:
-            self._claims.release(blocks[0].file.key, [block.number for block in blocks])
-
-
-def _look_up(blocks: Iterable[Block]) -> dict[int, Data]:
-    """Return the blocks of a file that this machine's cache holds, by number."""
-    looked = ((block.number, block.file.cache.get(block.number, block.size)) for block in blocks)
-    return {number: data for number, data in looked if data is not None}
 
 
 def _error(block: Block) -> HoldfastError:
