@@ -83,8 +83,10 @@ class Engine:
             return
         if not self._started:
             self._started = True
-            for thread in self._threads:
-                thread.start()
+            self._threads = _started(self._threads)
+            if not self._threads:
+                yield from self._events_inline()
+                return
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -144,3 +146,15 @@ class Engine:
                     thread.join()
         with self._changed:
             self._events.clear()
+
+
+def _started(threads: list[threading.Thread]) -> list[threading.Thread]:
+    """Start threads, as many as the system allows; none at all will do."""
+    started = []
+    for thread in threads:
+        try:
+            thread.start()
+        except RuntimeError:
+            break
+        started.append(thread)
+    return started

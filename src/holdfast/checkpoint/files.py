@@ -8,6 +8,7 @@ one in its place.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -28,11 +29,17 @@ __all__ = [
     "identity_of",
     "is_file_name",
     "is_remote",
+    "is_there",
+    "list_names",
     "path_parts",
+    "tells_nothing",
 ]
 
 
 _LARGE_BYTES = 256 << 20
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_OF_THE_FILE = (*_MISSING, errno.EISDIR, errno.ENXIO, errno.EIO)
+"""What the system says of a file that is missing, something else, or unreadable for everybody."""
 
 
 class FileLayer(Protocol):
@@ -78,11 +85,51 @@ class LocalFiles:
 
     def exists(self, path: Path) -> bool:
         """Return whether something is there, even a link that leads nowhere."""
-        return os.path.lexists(path)
+        try:
+            return is_there(path)
+        except OSError as error:
+            text = f"cannot look for a file of the checkpoint: {error.strerror}"
+            raise CheckpointReadError(text, file=path.name, folder=str(path.parent)) from error
 
     def status_of(self, path: Path) -> os.stat_result:
         """Return what the file of that name is now."""
         return os.stat(path)
+
+
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Return whether something has that name; unlike ``os.path.lexists``, raises where that cannot be told."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        if error.errno in _MISSING:
+            return False
+        raise
+    return True
+
+
+def list_names(folder: Path) -> list[str]:
+    """Return the names in a folder, none if there is no such folder.
+
+    Raises:
+        CheckpointReadError: the folder cannot be listed.
+    """
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        if error.errno in _MISSING:
+            return []
+        raise CheckpointReadError(f"the folder cannot be listed: {error.strerror}", folder=str(folder)) from error
+
+
+def tells_nothing(error: Exception, *, remote: bool) -> bool:
+    """Return whether a failure tells nothing about the checkpoint, which may well be sound.
+
+    A store does not answer, this process has too many files open, this user may not read the file.
+    """
+    cause = error if isinstance(error, OSError) and error.errno else error.__cause__
+    if not isinstance(cause, OSError):
+        return False
+    return not isinstance(cause, FileNotFoundError) if remote else cause.errno not in (None, *_OF_THE_FILE)
 
 
 def path_parts(relative: str) -> list[str]:

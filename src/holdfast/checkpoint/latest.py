@@ -5,23 +5,24 @@ from __future__ import annotations
 import os
 import re
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.files import LocalFiles
+from holdfast.checkpoint.files import LocalFiles, is_there, list_names, tells_nothing
 from holdfast.checkpoint.manifest import MANIFEST, read_manifest
-from holdfast.checkpoint.metadata_files import is_checkpoint
+from holdfast.checkpoint.metadata_files import has_metadata, is_checkpoint
 from holdfast.checkpoint.options import whole_number
 from holdfast.checkpoint.remote import is_url, locate
 from holdfast.checkpoint.replaced import FolderWatch, read_again
 from holdfast.checkpoint.verify import VerifyReport, verify_once
-from holdfast.errors import CheckpointError, ConfigError, HoldfastError, UnusableCheckpointError
+from holdfast.errors import CheckpointError, CheckpointReadError, ConfigError, HoldfastError, UnusableCheckpointError
 
 __all__ = ["VerifiedCheckpoint", "latest_verified"]
 
 _UNKNOWN = sys.maxsize
+_OF_THE_SYSTEM = ("lost+found",)
+"""What is in the top folder of a disk, and closed to all but its owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,10 @@ def latest_verified(
         The checkpoint, or ``None`` when the folder holds none at all (of that step or earlier).
 
     Raises:
-        UnusableCheckpointError: there are checkpoints, and none of them is sound; names each with its reason.
-        CheckpointReadError: the newest was replaced by another whenever it was read (``replaced``).
+        UnusableCheckpointError: there are checkpoints, and none of them is sound; names each with its reason. Or the
+            folder is a checkpoint itself, or a link that leads nowhere.
+        CheckpointReadError: the newest was replaced by another whenever it was read (``replaced``), or nothing can be
+            told about it: this process may not read it, or has too many files open.
         ConfigError: the folder is a URL.
     """
     if is_url(folder):
@@ -82,7 +85,7 @@ def _latest(folder: Path, not_after: int | None, **options: Any) -> VerifiedChec
     for step, _, path, watch in sorted(_candidates(folder), key=lambda found: found[:3], reverse=True):
         if not_after is not None and not_after < step < _UNKNOWN:
             continue
-        if path.is_symlink():
+        if os.path.islink(path):
             passed_over.append((path, "it is a link that leads out of the folder"))
             continue
         report, reason = None, ""
@@ -91,18 +94,28 @@ def _latest(folder: Path, not_after: int | None, **options: Any) -> VerifiedChec
             reason = report.reason
         except CheckpointError as error:
             reason = error.message
-        if watch.replaced() and path.exists():  # of another step, and sound for all that is known
+            if tells_nothing(error, remote=False):  # it may be sound: a run must not go back because of that
+                raise CheckpointReadError(
+                    f"a checkpoint cannot be looked at: {reason}",
+                    folder=str(path),
+                    hint="it may be the newest: make it readable, or move it out of the folder",
+                ) from error.__cause__
+        if watch.replaced() and os.path.exists(path):  # of another step, and sound for all that is known
             raise watch.error()
         if report is not None and report.sound:
             return VerifiedCheckpoint(path, step, tuple(passed_over), report)
         passed_over.append((path, reason))
-    if not all(path.exists() for path, _ in passed_over):  # a saver has removed it, for a newer one
+    if any(_is_gone(path) for path, _ in passed_over):  # a saver has removed it, for a newer one
         return _latest(folder, not_after, **options)
     if passed_over:
         raise UnusableCheckpointError(
             "none of the checkpoints can be used: " + "; ".join(f"{path.name}: {why}" for path, why in passed_over),
             folder=str(folder),
             hint="run holdfast verify on one to see what is wrong; to start over, use another folder",
+        )
+    if is_checkpoint(folder):
+        raise UnusableCheckpointError(
+            "this folder is a checkpoint itself", folder=str(folder), hint="pass the folder that holds the checkpoints"
         )
     return None
 
@@ -113,31 +126,58 @@ def _candidates(folder: Path) -> list[tuple[int, int, Path, FolderWatch]]:
         try:
             entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
         except FileNotFoundError:
+            _check_links(folder)
             return []
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             text = getattr(error, "strerror", error)
             raise UnusableCheckpointError(f"the folder cannot be read: {text}", folder=str(folder)) from error
         found = []
         for entry in entries:
-            if not _leads_inside(entry) and (is_checkpoint(entry) or _is_begun(entry)):
+            if not _leads_inside(entry) and _may_be_checkpoint(entry):
                 watch = FolderWatch(entry, LocalFiles())
-                with suppress(FileNotFoundError):
-                    found.append((_step(entry), entry.stat().st_mtime_ns, entry, watch))
-        if all(map(os.path.lexists, entries)):  # else a saver has removed one since, and the newer one is not listed
+                found.append((_step(entry), _written_at(entry), entry, watch))
+        if not any(map(_is_gone, entries)):  # else a saver has removed one since, and the newer one is not listed
             return found
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        return not is_there(path)
+    except OSError:
+        return False
+
+
+def _check_links(folder: Path) -> None:
+    """Raise if a folder is not there because a link to it, or above it, leads nowhere: its disk is not mounted, say."""
+    for place in (folder, *folder.parents):
+        if os.path.lexists(place):
+            if not os.path.exists(place):
+                raise UnusableCheckpointError(
+                    "the folder is behind a link that leads nowhere", folder=str(folder), link=str(place)
+                )
+            return
 
 
 def _leads_inside(entry: Path) -> bool:
     """Return whether this is a link to another entry of its folder, such as ``latest``."""
-    return entry.is_symlink() and os.path.dirname(os.path.realpath(entry)) == os.path.realpath(entry.parent)
+    return os.path.islink(entry) and os.path.dirname(os.path.realpath(entry)) == os.path.realpath(entry.parent)
 
 
-def _is_begun(path: Path) -> bool:
-    """Return whether this is a checkpoint that was cut off: data files, or a manifest, without metadata."""
+def _may_be_checkpoint(path: Path) -> bool:
+    """Return whether this is a checkpoint, whole or cut off, or cannot be looked at: verifying it will say so."""
     try:
-        return any(name.endswith(".distcp") or name == MANIFEST for name in os.listdir(path))
+        names = list_names(path)
+    except CheckpointReadError:
+        return path.name not in _OF_THE_SYSTEM
+    begun = any(name.endswith(".distcp") or name == MANIFEST for name in names)
+    return has_metadata(names) or begun or (os.path.islink(path) and not os.path.exists(path))
+
+
+def _written_at(path: Path) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
     except OSError:
-        return False
+        return 0
 
 
 def _step(path: Path) -> int:

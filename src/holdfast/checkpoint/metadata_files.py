@@ -14,15 +14,24 @@ from typing import Any, NamedTuple
 from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast.checkpoint import safetensors
-from holdfast.checkpoint.files import CheckpointFile, FileLayer, LocalFiles, contained_path, is_remote
+from holdfast.checkpoint.files import (
+    CheckpointFile,
+    FileLayer,
+    LocalFiles,
+    contained_path,
+    is_remote,
+    list_names,
+    tells_nothing,
+)
 from holdfast.checkpoint.manifest import MANIFEST, Bound, BoundItems, Manifest, bind, read_manifest
 from holdfast.checkpoint.safe_metadata import load_metadata
-from holdfast.errors import UnusableCheckpointError
+from holdfast.errors import CheckpointReadError, UnusableCheckpointError
 
 __all__ = [
     "Described",
     "collector_paused",
     "describe_checkpoint",
+    "has_metadata",
     "is_checkpoint",
     "read_all_metadata",
     "read_checkpoint_metadata",
@@ -35,19 +44,22 @@ _GLOBAL = ".metadata"
 _RANK = re.compile(r"__(\d+)\.metadata")
 
 
-def _ranks(folder: Path) -> list[int]:
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
+def _ranks(names: list[str]) -> list[int]:
     return sorted(int(match[1]) for match in map(_RANK.fullmatch, names) if match)
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a path looks like a checkpoint's folder."""
-    if not os.path.isdir(path):
-        return False
-    return os.path.lexists(path / _GLOBAL) or bool(_ranks(path)) or bool(safetensors.list_files(path))
+    """Return whether a path looks like a checkpoint's folder.
+
+    Raises:
+        CheckpointReadError: it is a folder that cannot be listed.
+    """
+    return has_metadata(list_names(path))
+
+
+def has_metadata(names: list[str]) -> bool:
+    """Return whether metadata is among the names in a folder."""
+    return _GLOBAL in names or bool(_ranks(names)) or any(name.endswith(safetensors.SUFFIX) for name in names)
 
 
 class Described(NamedTuple):
@@ -133,7 +145,8 @@ def _check_folder(folder: Path) -> None:
         if not stat.S_ISDIR(os.stat(folder).st_mode):
             raise UnusableCheckpointError("this is not a folder", folder=str(folder))
     except OSError as error:
-        raise UnusableCheckpointError(f"checkpoint folder not found: {error.strerror}", folder=str(folder)) from error
+        kind = CheckpointReadError if tells_nothing(error, remote=False) else UnusableCheckpointError
+        raise kind(f"the checkpoint's folder cannot be found: {error.strerror}", folder=str(folder)) from error
 
 
 def _check_manifest(manifest: Manifest | None, required: bool, folder: Path) -> None:
@@ -150,8 +163,9 @@ def read_all_metadata(
     folder: Path, *, layer: FileLayer | None = None, trusted: bool = False, require_manifest: bool = False
 ) -> list[Described]:
     """Return all metadata of a checkpoint: one, or one per rank where each rank saved its own."""
-    ranks = [] if layer is not None and is_remote(layer) else _ranks(folder)
-    if ranks and not os.path.lexists(folder / _GLOBAL):
+    local = layer is None or not is_remote(layer)
+    ranks = _ranks(list_names(folder)) if local and not LocalFiles().exists(folder / _GLOBAL) else []
+    if ranks:
         _check_manifest(None, require_manifest, folder)
         return [describe_checkpoint(folder, rank=rank, layer=layer, trusted=trusted) for rank in ranks]
     return [describe_checkpoint(folder, layer=layer, trusted=trusted, require_manifest=require_manifest)]

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from holdfast.checkpoint.files import LocalFiles
+from holdfast.checkpoint.files import LocalFiles, is_there
 from holdfast.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from holdfast.durable import sync
 from holdfast.errors import CheckpointWriteError, HoldfastError
@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 def check_replaceable(target: Path) -> None:
     """Raise unless the target does not exist, or is an empty folder or a checkpoint."""
-    if not os.path.lexists(target):
+    if not is_there(target):
         return
     if target.is_dir():
         names = os.listdir(target)
@@ -129,7 +129,7 @@ class Staging:
         return self.folder.with_suffix(".replaced")
 
     def _is_target_aside(self) -> bool:
-        return not os.path.lexists(self.target) and os.path.isdir(self._aside)
+        return not is_there(self.target) and os.path.isdir(self._aside)
 
     def _is_at(self, place: Path) -> bool:
         """Return whether a folder is the one that was made, whatever its name."""
@@ -281,8 +281,12 @@ def _is_complete(folder: Path, manifest: Manifest) -> bool:
 
 def sync_files(paths: Sequence[Path]) -> None:
     """Make sure that files are on the disk; all at once, so that the file system need not commit once for each."""
-    with ThreadPoolExecutor(max(1, min(len(paths), MAX_SYNC_THREADS))) as pool:
-        list(pool.map(sync, paths))
+    try:
+        with ThreadPoolExecutor(max(1, min(len(paths), MAX_SYNC_THREADS))) as pool:
+            list(pool.map(sync, paths))
+    except RuntimeError:  # the system allows no more threads
+        for path in paths:
+            sync(path)
 
 
 def _hidden(target: Path, kind: str) -> Path:
@@ -318,10 +322,10 @@ def _remove(folder: Path, *, keep_in: Path) -> None:
     """Remove the files of a checkpoint from a hidden folder; everything else goes to ``keep_in``."""
     names = os.listdir(folder)
     rest = [name for name in names if not _OURS.fullmatch(name) or (folder / name).is_dir()]
-    beside = os.path.lexists(keep_in)
+    beside = is_there(keep_in)
     if beside:  # first, so that they are in their place if the rest cannot be removed
         for name in rest:
-            if not os.path.lexists(keep_in / name):
+            if not is_there(keep_in / name):
                 os.rename(folder / name, keep_in / name)
     for name in set(names).difference(rest):
         os.unlink(folder / name)
@@ -345,7 +349,7 @@ def _clean(parent: Path) -> None:
                 unpublished = folder.with_suffix(".saving").is_dir()
                 if match["kind"] == "saving":
                     shutil.rmtree(folder, ignore_errors=True)
-                elif match["kind"] == "replaced" and unpublished and not os.path.lexists(target):
+                elif match["kind"] == "replaced" and unpublished and not is_there(target):
                     os.rename(folder, target)  # killed before the new one had taken its place
                 else:
                     _remove(folder, keep_in=target)

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from holdfast.checkpoint.files import CheckpointFile, FileLayer, contained_path
+from holdfast.checkpoint.files import CheckpointFile, FileLayer, contained_path, list_names
 from holdfast.checkpoint.safe_metadata import check_metadata
 from holdfast.errors import CheckpointReadError, UnusableCheckpointError
 
@@ -73,10 +73,7 @@ class RawTensor:
 
 def list_files(folder: Path) -> list[str]:
     """Return the names of the safetensors files in a folder, sorted."""
-    try:
-        return sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(SUFFIX))
-    except OSError:
-        return []
+    return sorted(name for name in list_names(folder) if name.endswith(SUFFIX))
 
 
 def read_metadata(folder: Path, layer: FileLayer, *, trusted: bool) -> Metadata:

@@ -164,7 +164,7 @@ class PendingSave:
         try:
             return self._future.result(timeout)
         finally:
-            if self._future.done():
+            if self._future.done() and self._thread.ident is not None:
                 self._thread.join()
 
 
@@ -182,7 +182,7 @@ def async_save(
     """Copy the state to memory now, and save it in the background; every rank calls it.
 
     Saves of one process are made one after the other, in the order of the calls: the last one wins, and a process
-    group carries one at a time.
+    group carries one at a time. Where the system allows no more threads it is saved before this returns.
 
     The arguments are those of :func:`save`. With several ranks the group must be one of its own, such as
     ``torch.distributed.new_group(backend="gloo")``: the training loop keeps using the default group meanwhile.
@@ -223,7 +223,12 @@ def async_save(
         before = _others()
         thread = Thread(target=work, name="holdfast-checkpoint-save", daemon=False)
         _background[:] = [*before, thread]
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            _background[:] = before
+    if thread not in _background:
+        work()
     return PendingSave(future, thread)
 
 

@@ -20,7 +20,7 @@ from holdfast.checkpoint.archive import DamagedArchiveError
 from holdfast.checkpoint.budget import MemoryBudget
 from holdfast.checkpoint.checksum import crc32
 from holdfast.checkpoint.engine import Engine
-from holdfast.checkpoint.files import CheckpointFile, FileLayer, FileTable
+from holdfast.checkpoint.files import CheckpointFile, FileLayer, FileTable, tells_nothing
 from holdfast.checkpoint.items import (
     NO_CHECKSUM,
     NO_CHECKSUMS_IN_SAFETENSORS,
@@ -177,8 +177,8 @@ def verify_checkpoint(
     Raises:
         UnusableCheckpointError: there is no readable metadata, so nothing to verify.
         UnsafeCheckpointError: the metadata would run code, or names files outside the folder.
-        CheckpointReadError: nothing is known about the checkpoint: the store fails, or another one took its place
-            whenever it was read (``replaced``).
+        CheckpointReadError: nothing is known about the checkpoint: the store fails, this process may not read it or
+            has too many files open, or another one took its place whenever it was read (``replaced``).
     """
     folder, layer = locate(path, file_layer)
     return read_again(
@@ -320,7 +320,7 @@ class _Checker:
         self._objects = ObjectDecoder(trusted=trusted, check=True)
 
     def check(self, item: _Item) -> _Outcome:
-        """Check an item; never raises for damage, only for a store that does not let it be seen."""
+        """Check an item; never raises for damage, only where it cannot be seen."""
         count = 0
 
         def on_read(length: int, _: int = 1) -> None:
@@ -341,15 +341,10 @@ class _Checker:
                 raise  # a file outside the folder, not an object of another class
             return _Outcome(item, count, refusal=Refusal(tuple(error.names), error.reason or ""))
         except CheckpointError as error:
-            if self._is_of_store(error):
+            if tells_nothing(error, remote=self._files.remote):
                 raise
             return _Outcome(item, count, error.message)
         return _Outcome(item, count, unverified=unverified)
-
-    def _is_of_store(self, error: CheckpointError) -> bool:
-        """Return whether a store failed, which says nothing about the checkpoint; a file it does not have is damage."""
-        cause = error.__cause__
-        return self._files.remote and isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
 
     def _check(self, file: CheckpointFile, item: _Item, on_read: Callable[..., None]) -> str | None:
         if item.raw:
