@@ -29,6 +29,8 @@ from holdfast.debug.detectors.explosion import ExplosionFacts, GrowthShape
 from holdfast.debug.detectors.spike import SpikeFacts
 from holdfast.debug.types import DetectionContext, Severity
 
+NOISE = np.random.default_rng(8).standard_normal(300)
+
 
 @given(first=st.integers(0, 399))
 def test_a_loss_that_turns_nan_is_found_at_its_first_nan(first: int) -> None:
@@ -255,6 +257,26 @@ def test_a_stuck_loss_is_no_plateau_when_accuracy_climbs() -> None:
     loss = np.log(2) + 0.01 * np.random.default_rng(1).standard_normal(300)
     accuracy = signal("accuracy", np.linspace(0.5, 0.9, 300), kind="metric", metadata={"higher_is_better": True})
     assert found_by(LossPlateauDetector(), signal("loss", loss), accuracy) == ()
+
+
+@pytest.mark.parametrize(("stays", "severity"), [(True, Severity.CRITICAL), (False, Severity.WARNING)])
+def test_gradients_that_stop_in_the_middle_have_vanished(stays: bool, severity: Severity) -> None:
+    loss = falling_loss(300)
+    if stays:
+        loss[100:] = np.median(loss[90:100]) + 0.05 * NOISE[:200]
+    norm = np.where(np.arange(300) < 100, 0.8 + 0.1 * NOISE[:300], 0.0)
+    (found,) = found_by(GradientVanishingDetector(), signal("loss", loss), signal("grad_norm", norm))
+    assert (found.severity, found.first_step) == (severity, 100)
+
+
+def test_gradients_that_are_too_small_to_print_or_of_a_loss_that_is_learnt_have_not_stopped() -> None:
+    norm = np.where(np.arange(300) < 100, 0.08 + 0.01 * NOISE[:300], 0.0)
+    for loss, seen in (
+        (falling_loss(300), norm.round(2)),
+        (falling_loss(300, end=0.0, noise=1e-4), norm),
+        (falling_loss(300), np.where(np.arange(300) < 290, 0.08 + 0.01 * NOISE[:300], 0.0)),
+    ):
+        assert found_by(GradientVanishingDetector(), signal("loss", loss), signal("grad_norm", seen)) == ()
 
 
 def test_gradients_that_fade_under_a_stuck_loss_have_vanished() -> None:

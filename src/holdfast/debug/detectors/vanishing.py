@@ -1,4 +1,4 @@
-"""Gradients that fade away, or are zero, while the loss is still high."""
+"""Gradients that fade away, or are zero, while the loss is still high; or that stop altogether."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.evidence import LIKELY, STRONG, detection
-from holdfast.debug.detectors.steps.select import all_zero, layered, total_gradient_norms
+from holdfast.debug.detectors.steps.select import all_zero, layered, of_kind, total_gradient_norms
 from holdfast.debug.detectors.steps.stall import Stall, StallRule
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Facts, Failure, Severity, Signal
 
@@ -19,14 +19,18 @@ __all__ = ["GradientVanishingDetector", "VanishingFacts"]
 
 @dataclass(frozen=True, slots=True)
 class VanishingFacts(Facts):
-    """How small the gradients became: 0 where they are exactly zero from the first step on."""
+    """How small the gradients became: 0 where they are exactly zero, from the first step or from a later one on."""
 
     ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientVanishingDetector(BaseDetector):
-    """Sees gradient norms that fade while the loss stays stuck; a converging run's gradients fade with its loss."""
+    """Sees gradient norms that fade while the loss stays stuck; a converging run's gradients fade with its loss.
+
+    One that was a number and is exactly 0 from some step to the end needs no stuck loss: nothing is trained any more,
+    or what is recorded is not the gradient that trains.
+    """
 
     failure: ClassVar[Failure] = Failure.VANISHING
     fade: float = 0.15
@@ -39,6 +43,12 @@ class GradientVanishingDetector(BaseDetector):
     """Early and late are the first and the last one in n points."""
     minimum_layers: int = 3
     """Fewer layers give no comparison."""
+    zero_digits: float = 1e-3
+    """A norm printed as 0 is 0 only where others show digits below this share of the usual one."""
+    learnt: float = 0.01
+    """A loss that ends below this share of where it began has little left to make a gradient of."""
+    still_falls: float = 0.05
+    """A loss that falls by more than this share after its gradient has stopped is trained by another."""
     stall: StallRule = field(default_factory=StallRule)
     """When the loss is stuck."""
 
@@ -60,6 +70,10 @@ class GradientVanishingDetector(BaseDetector):
         )
         if not norms and not layers and zero is None:
             return DetectionResult(self.name)
+        losses = [signal for signal in of_kind(signals, "loss") if signal.layer is None]
+        stopped = [seen for norm in norms if losses and (seen := self._stopped(norm, losses[0])) is not None]
+        if stopped:
+            return DetectionResult(self.name, tuple(stopped[:1]))
         stall = self.stall.find(signals)
         if stall is None:
             return DetectionResult(self.name)
@@ -83,6 +97,39 @@ class GradientVanishingDetector(BaseDetector):
             first=float(signal.steps[0]),
             last=float(signal.steps[-1]),
             numbers={"points": float(len(signal.values)), "level": stall.level},
+            facts=VanishingFacts(0.0),
+        )
+
+    def _stopped(self, norm: Signal, loss: Signal) -> Detection | None:
+        """Find a gradient that was a number, and is exactly zero from some step to the end."""
+        last = int(np.flatnonzero(norm.values != 0.0)[-1])
+        before, zeros = norm.values[: last + 1], len(norm.values) - last - 1
+        before = before[np.isfinite(before) & (before != 0.0)]
+        if len(before) < self.part or zeros < max(self.minimum_points, len(norm.values) // self.part):
+            return None
+        usual = float(np.median(np.abs(before)))
+        grid = 10.0 ** np.ceil(np.log10(self.zero_digits * usual))
+        is_fine = not np.allclose(before / grid, np.rint(before / grid))
+        first, end = float(norm.steps[last + 1]), float(norm.steps[-1])
+        good = np.isfinite(loss.values)
+        values, steps = loss.values[good], loss.steps[good]
+        until, after = (values[part][-self.part :] for part in (steps < first, steps >= first))
+        if not is_fine or not len(until) or not len(after):
+            return None
+        level = float(np.median(after))
+        if level <= self.learnt * float(np.median(values[: self.part])):
+            return None
+        falls = level < (1.0 - self.still_falls) * float(np.median(until))
+        beside = "falls all the same: this is not the gradient that trains it" if falls else f"is {level:.4g}"
+        return detection(
+            self.failure,
+            norm,
+            f"is exactly 0 at all {zeros} points from step {first:g} on, after {usual:.3g}, while the loss {beside}",
+            severity=Severity.WARNING if falls else Severity.CRITICAL,
+            confidence=LIKELY if falls else STRONG,
+            first=first,
+            last=end,
+            numbers={"early": usual, "late": 0.0, "points": float(zeros)},
             facts=VanishingFacts(0.0),
         )
 
