@@ -92,7 +92,8 @@ class CrashScanner:
             self._alone = (number, *self._alone[1:])  # The message goes on.
         line = self._without_head(line)
         if not may_tell(line):
-            self._completed = self._completed or bool(COMPLETED.search(line))
+            if ("rain" in line or "epochs" in line) and COMPLETED.search(line):
+                self._completed = True
             return
         if self._inside_logging_error(line) or self._is_unraisable(line):
             return
