@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import multiprocessing
 import shutil
 import struct
 from collections.abc import Callable
@@ -16,7 +18,16 @@ from tests.sources.peer_files.make import HERE
 from tests.sources.test_arrow_ipc import write
 
 from holdfast.errors import HoldfastError, SourceFormatError
-from holdfast.sources import ArrowSource, LitDataSource, MDSSource, MegatronSource, Source, TFRecordSource
+from holdfast.sources import (
+    ArrayRecordSource,
+    ArrowSource,
+    LanceSource,
+    LitDataSource,
+    MDSSource,
+    MegatronSource,
+    Source,
+    TFRecordSource,
+)
 from holdfast.sources.inflate import inflate
 from holdfast.sources.litdata_values import parse_nested
 
@@ -41,6 +52,11 @@ def _tfrecord(folder: Path) -> Path:
     return Path(shutil.copy(HERE / "part-0.tfrecord", folder))
 
 
+def _array_record(folder: Path) -> Path:
+    pytest.importorskip("array_record")
+    return Path(shutil.copy(HERE / "part.array_record", folder))
+
+
 FORMATS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Source]]] = {
     "mds": (_copied("mds_raw"), MDSSource),
     "mds zstd": (_copied("mds_zstd"), MDSSource),
@@ -55,6 +71,7 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Source]]] = {
     "tfrecord": (_tfrecord, TFRecordSource),
     "arrow file": (lambda folder: _arrow(folder, stream=False, compression=None), ArrowSource),
     "arrow stream": (lambda folder: _arrow(folder, stream=True, compression=None), ArrowSource),
+    "array_record": (_array_record, ArrayRecordSource),
     "arrow zstd": (lambda folder: _arrow(folder, stream=True, compression="zstd"), ArrowSource),
 }
 
@@ -100,6 +117,25 @@ def test_damaged_files_give_named_errors_only(name: str, tmp_path: Path) -> None
         folder.mkdir()
         read_damaged(name, folder, generator)
         shutil.rmtree(folder)
+
+
+def damage_lance(folder: Path) -> None:
+    import lance
+
+    rows = {"n": range(50), "text": [f"é{row}" for row in range(50)], "list": [[float(row)] * 4 for row in range(50)]}
+    lance.write_dataset(pa.table(rows), str(folder / "whole"))
+    FORMATS["lance"] = (lambda copy: Path(shutil.copytree(folder / "whole", copy / "rows.lance")), LanceSource)
+    test_damaged_files_give_named_errors_only("lance", folder)
+
+
+def test_a_damaged_lance_dataset_gives_named_errors_only(tmp_path: Path) -> None:
+    if importlib.util.find_spec("lance") is None:
+        pytest.skip("lance is not installed")
+    # In a process of its own: lance warns of every fork in one that has loaded it.
+    child = multiprocessing.get_context("spawn").Process(target=damage_lance, args=(tmp_path,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
 
 
 def edited(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:

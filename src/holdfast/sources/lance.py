@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,10 +63,8 @@ class LanceSource(LazySource[_Opened]):
         rows = check_indices(indices, len(self), source="LanceSource")
         # Lance gives the rows in its own order, once each.
         wanted, back = np.unique(rows, return_inverse=True)
-        try:
+        with self._told("read the rows", SourceFormatError):
             table = opened.dataset.take(wanted.tolist(), columns=opened.columns).combine_chunks()
-        except (OSError, ValueError, RuntimeError) as error:
-            raise SourceFormatError(f"Lance cannot read the rows: {error}", folder=self._folder) from error
         taken = table.take(back) if len(rows) else table
         columns = {
             name: column_of(taken[name], name=name, fill_null=self._fill_null, start=0) for name in opened.columns
@@ -80,15 +79,23 @@ class LanceSource(LazySource[_Opened]):
             raise MissingDependencyError(
                 f"Lance datasets are read by the lance library: {error}", hint="pip install 'holdfast[lance]'"
             ) from error
-        try:
+        with self._told("open the dataset", SourceError):
             dataset = lance.dataset(self._folder, version=self._version)
             fragments = [fragment.count_rows() for fragment in dataset.get_fragments()]
             names = list(dataset.schema.names)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise SourceError(f"Lance cannot open the dataset: {error}", folder=self._folder) from error
         self._version = dataset.version  # so that a worker process reads the same rows
         columns = names if self._columns is None else self._columns
         missing = [name for name in columns if name not in names]
         if missing or not columns:
             raise ConfigError("the dataset lacks the requested columns", columns=missing, found=names)
         return _Opened(dataset, columns, fragments)
+
+    @contextmanager
+    def _told(self, doing: str, kind: type[SourceError]) -> Iterator[None]:
+        """Raise what the library raises as an error of ours; a panic of its Rust code is a ``BaseException``."""
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, (OSError, ValueError, RuntimeError)) or type(error).__name__ == "PanicException":
+                raise kind(f"Lance cannot {doing}: {error}", folder=self._folder) from error
+            raise
