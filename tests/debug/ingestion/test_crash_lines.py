@@ -343,16 +343,19 @@ def test_a_client_that_lost_its_connection_is_no_crash_of_the_run(tmp_path: Path
     assert [finding.detection.failure.name for finding in run.findings] == ["crash"] * crashes
 
 
-@pytest.mark.parametrize("crashed", [1, 3])
-def test_an_exception_in_a_text_without_training_is_a_warning_though_more_lines_follow(
-    tmp_path: Path, crashed: int
+@pytest.mark.parametrize(("before", "crashed", "found"), [(0, 1, False), (200, 1, True), (0, 3, True)])
+def test_an_exception_in_a_text_without_training_is_a_warning_if_it_came_late_or_again_and_again(
+    tmp_path: Path, before: int, crashed: int, found: bool
 ) -> None:
-    start = (
-        "[2023-08-04 16:30:{0:02}][src.utils][INFO] - Enforcing tags! <cfg.extras=True>\n[INFO] - Starting training!\n"
-    )
-    ends = [TRACEBACK + "ValueError: shapes do not match\n"] * crashed + ["[INFO] - Output dir: logs\n" * 90]
-    (tmp_path / "train.log").write_text("".join(start.format(n) + end for n, end in enumerate(ends)))
-    (finding,) = DEBUGGER.debug(tmp_path / "train.log").runs[0].findings
+    start = "[INFO] - loading a part of the data\n" * 70
+    end = TRACEBACK + "ValueError: shapes do not match\n"
+    path = tmp_path / "train.log"
+    path.write_text("[INFO] - hello\n" * before + (start + end) * crashed + "[INFO] - Output dir: logs\n" * 90)
+    if not found:
+        with pytest.raises(UnreadableLogError):
+            DEBUGGER.debug(path)
+        return
+    (finding,) = DEBUGGER.debug(path).runs[0].findings
     assert finding.detection.severity is Severity.WARNING
     assert "ValueError: shapes do not match" in finding.detection.evidence[0].claim
 

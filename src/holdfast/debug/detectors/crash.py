@@ -59,9 +59,9 @@ class CrashDetector(BaseDetector):
     """Reports the crash that a log quotes.
 
     A run stopped by hand is reported as information, and so is a crash after which the run was started again in the
-    same file: the user knows of it, and the later run is judged by itself. In a text without training an exception is a
-    warning where more lines follow it: nothing shows that the program got over it. What a shell could not start was not
-    the program whose training was read.
+    same file: the user knows of it, and the later run is judged by itself. In a text without training a late exception
+    is a warning where more lines follow it: nothing shows that the program got over it. What a shell could not
+    start was not the program whose training was read.
 
     Args:
         confidence: how sure the quoted lines make it; they are what the program printed when it died.

@@ -50,7 +50,7 @@ class NaNDetectionDetector(BaseDetector):
     """Rows at the end at which a loss is exactly 0, and no row before is, from which it is no longer computed …"""
     zero_from: float = 0.5
     """… where it was at this share of the level of as many rows before them the row before …"""
-    zero_least: float = 0.05
+    zero_least: float = 0.12
     """… and at this share of its first level: a loss that is met comes down to it."""
     good: float = 0.9
     """A share of right answers that ends above this says that the loss is met, however soon."""

@@ -268,16 +268,17 @@ def _failed_starts(raised: Sequence[dict[str, Any]], rule: EndingRule) -> tuple[
     return ({**last, "started_again": True, "launches": starts + 1, "crashed_launches": starts},)
 
 
-def _passed_over(raised: Sequence[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Return the last error of a text that goes on after it without a line of training."""
-    return tuple({**event, "lines": tuple(event["lines"]), "continued": True} for event in raised[-1:])
+def _passed_over(raised: Sequence[dict[str, Any]], lines: int) -> tuple[Mapping[str, Any], ...]:
+    """Return the last error of a text without training that goes on after it, for less than it had before."""
+    late = [event for event in raised[-1:] if 2 * event["line"] > lines]
+    return tuple({**event, "lines": tuple(event["lines"]), "continued": True} for event in late)
 
 
 def read_crash(file: LogFile) -> RunLog | None:
     """Read a text that holds no training but says how the program died; None where it says nothing of the sort.
 
     Where no training shows whether the program continued, its other lines do: what many of them follow was no end. An
-    exception is told of all the same: nothing shows that it did no harm.
+    exception is told of all the same if it came late, or again and again: nothing shows that it did no harm.
     """
     scanner, rule = CrashScanner(), file.limits.ending
     number = after = numbers = last = 0
@@ -297,9 +298,9 @@ def read_crash(file: LogFile) -> RunLog | None:
             numbers >= rule.unplaced_rows or after > max(rule.lines_after, rule.share_after * number)
         ):
             scanner.went_on()
-    events = scanner.events(end=last) or _passed_over(scanner.raised)
-    if events and all(event["kind"] == "interrupted" for event in events):
-        events = _failed_starts(scanner.raised, rule) or events
+    events = scanner.events(end=last)
+    if all(event["kind"] == "interrupted" for event in events):
+        events = _failed_starts(scanner.raised, rule) or events or _passed_over(scanner.raised, number)
     if not events:
         return None
     coverage = Coverage(number, 0, 0)

@@ -40,7 +40,9 @@ class HeldOutRule:
     worse_pairs: float = 0.9
     """Of pairs of a late and an early evaluation, the share in which the late one must be worse to have got worse …"""
     worse_span: float = 0.25
-    """… by this share of how far the series ever moved."""
+    """… by this share of how far the series ever moved, …"""
+    worse_share: float = 0.15
+    """… and of where it began: a few percent are what evaluations differ by."""
     good: float = 0.9
     """A share of right answers above this has little to lose."""
     alike: float = 1.5
@@ -68,13 +70,15 @@ class HeldOutRule:
         return self._left_its_best(self._series(signals))
 
     def _series(self, signals: Sequence[Signal]) -> list[Signal]:
-        return [signal for signal in held_out_series(signals) if count_of(signal) >= self.minimum_points]
+        """Return the series with enough evaluations; the batches of one of them are all at one step."""
+        return [s for s in held_out_series(signals) if len(np.unique(s.steps)) >= self.minimum_points <= count_of(s)]
 
     def got_worse(self, signals: Sequence[Signal]) -> Worse | None:
         """Return a held-out series that got worse where none got better, and that is not good all the same."""
         series = self._series(signals)
         worse = [signal for signal in series if self._is_worse(signal) and not self._is_good(signal)]
-        if not worse or any(self.progress.beats_chance(signal) for signal in series):
+        others = [signal for signal in _unplaced_metrics(signals) if count_of(signal) >= self.minimum_points]
+        if not worse or any(self.progress.beats_chance(signal) for signal in (*series, *others)):
             return None
         first, last = _ends(worse[0].values[np.isfinite(worse[0].values)])
         claim = f"got worse, from {first:.4g} to {last:.4g}, and nothing held out got better"
@@ -85,8 +89,10 @@ class HeldOutRule:
         third = len(values) // 3
         early, late = np.sort(values[:third]), values[-third:]
         share = float(np.searchsorted(early, late, side="left").mean()) / third
-        rise = float(np.median(late) - np.median(early))
-        return share >= self.worse_pairs and rise >= self.worse_span * float(np.ptp(values))
+        began = float(np.median(early))
+        rise = float(np.median(late)) - began
+        least = max(self.worse_span * float(np.ptp(values)), self.worse_share * abs(began))
+        return share >= self.worse_pairs and rise >= least
 
     def _is_good(self, signal: Signal) -> bool:
         if not signal.metadata.get("higher_is_better"):
@@ -96,8 +102,8 @@ class HeldOutRule:
 
     def fell_behind(self, signals: Sequence[Signal]) -> Worse | None:
         """Return a held-out loss that hardly fell while the training loss, which began alike, fell far below it."""
-        pair = [*self.select.training_losses(signals), *evaluation_losses(signals)]
-        if len(pair) != 2 or pair[1].kind != "eval_loss" or min(map(count_of, pair)) < self.minimum_points:
+        pair, series = [*self.select.training_losses(signals), *evaluation_losses(signals)], self._series(signals)
+        if len(pair) != 2 or count_of(pair[0]) < self.minimum_points or not any(s is pair[1] for s in series):
             return None  # Of several losses it is unknown which measure the same.
         own, other = (signal.values[np.isfinite(signal.values)] for signal in pair)
         (first, last), ended = _ends(other), _ends(own)[1]
@@ -105,7 +111,8 @@ class HeldOutRule:
         if min(began, first, ended) <= 0.0 or max(began / first, first / began) > self.alike:
             return None
         best = float(min(np.median(part) for part in np.array_split(other, self.minimum_points)))
-        scores = [signal for signal in self._series(signals) if signal.kind == "metric"]
+        scores = [signal for signal in series if signal.kind == "metric"]
+        scores += [signal for signal in _unplaced_metrics(signals) if count_of(signal) >= self.minimum_points]
         behind = last >= self.apart * ended and first - best <= self.apart_gain * first
         if not behind or any(self._kept(signal) for signal in scores):
             return None
@@ -142,6 +149,14 @@ def held_out_series(signals: Sequence[Signal]) -> list[Signal]:
     ]
     found = [signal for signal in (*of_kind(signals, "eval_loss"), *metrics) if signal.layer is None]
     return [s for s in found if count_of(s) and float(np.ptp(s.values[np.isfinite(s.values)])) > 0.0]
+
+
+def _unplaced_metrics(signals: Sequence[Signal]) -> list[Signal]:
+    """Return the metrics that may be held out, though they do not say so; none where others do."""
+    metrics = [signal for signal in of_kind(signals, "metric") if "higher_is_better" in signal.metadata]
+    if any(signal.metadata.get("split") == "eval" for signal in metrics):
+        return []
+    return [signal for signal in metrics if signal.layer is None and "train" not in signal.name.lower()]
 
 
 def _ends(values: NDArray[np.float64]) -> tuple[float, float]:
