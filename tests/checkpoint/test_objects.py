@@ -21,6 +21,7 @@ from tests.checkpoint.support import load, save
 from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.fsdp import ShardingStrategy
 
+from holdfast import checkpoint
 from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
 from holdfast.errors import CheckpointError, UnsafeCheckpointError
 
@@ -220,3 +221,19 @@ def test_each_flipped_bit_of_a_file_of_objects_loads_the_same_or_is_damage(tmp_p
         outcomes[verdict] += 1
     assert outcomes["damaged"] > outcomes["sound"] > 0
     assert outcomes["incomplete"] == 0
+
+
+def test_values_under_keys_that_are_numbers_are_restored_where_they_were(tmp_path: Path) -> None:
+    """As an optimizer has them: torch makes a text of every key, and adds new entries under those."""
+
+    def state(value: int) -> dict[str, Any]:
+        return {
+            "optimizer": {0: {"step": value, "moment": torch.full((2,), float(value))}, 1: {"step": value}},
+            "plain": {(1, 2): [value], "0": value},
+            "list": [{3: value, "t": torch.full((1,), float(value))}],
+        }
+
+    checkpoint.save(state(7), tmp_path / "c", step=1)
+    into = state(0)
+    checkpoint.load(into, tmp_path / "c")
+    assert str(into) == str(state(7))

@@ -6,8 +6,9 @@ import functools
 import http.server
 import pickle
 import threading
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import fsspec
 import pytest
 import torch
 from tests.checkpoint.support import State, assert_same, blank, random_bits, save
+from tests.cli.calling import call
 
 from holdfast import checkpoint
 from holdfast.checkpoint import verify_checkpoint
@@ -60,7 +62,9 @@ def test_damage_behind_a_url_is_named(memory: str) -> None:
     assert verify_checkpoint(memory).verdict == "damaged"
 
 
-@pytest.mark.parametrize("url", ["memory://bucket/nothing", "nosuchthing://x/y"])
+@pytest.mark.parametrize(
+    "url", ["memory://bucket/nothing", "nosuchthing://x/y", "reference://x", "zip://x", "dir://x", "tar://a::b"]
+)
 def test_nothing_behind_a_url_is_one_error(url: str) -> None:
     with pytest.raises(UnusableCheckpointError):
         checkpoint.load(blank(SAVED), url)
@@ -96,6 +100,38 @@ class Flaky(http.server.SimpleHTTPRequestHandler):
         self.send_header("Accept-Ranges", "bytes")
         self.end_headers()
         self.wfile.write(content[first : last + 1])
+
+
+class Boundless(Flaky):
+    """Answers every request for data with far more than was asked for."""
+
+    faults = False
+    packed = False
+    sent = 0
+
+    def do_GET(self) -> None:
+        if self.command == "HEAD" or not Path(self.translate_path(self.path)).is_file():
+            super().do_GET()
+            return
+        self.protocol_version = "HTTP/1.1"
+        self.send_response(206)
+        self.send_header("Transfer-Encoding", "chunked")
+        if self.packed:
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        part = (zlib.compress(bytes(1 << 24), wbits=31) if self.packed else bytes(1 << 20)) + b"\r\n"
+        with suppress(OSError):  # the client has seen enough
+            for _ in range(64):
+                self.wfile.write(f"{len(part) - 2:x}\r\n".encode() + part)
+                type(self).sent += 1
+            self.wfile.write(b"0\r\n\r\n")
+
+
+class Packed(Boundless):
+    """Packs it, too."""
+
+    packed = True
+    sent = 0
 
 
 class Ranges(Flaky):
@@ -220,3 +256,15 @@ def test_an_absent_checkpoint_behind_a_url_is_named_by_its_url() -> None:
     with pytest.raises(UnusableCheckpointError) as caught:
         verify_checkpoint("memory://bucket/absent")
     assert caught.value.where["folder"] == "memory://bucket/absent"
+
+
+@pytest.mark.parametrize("server", [Boundless, Packed])
+def test_of_a_server_that_sends_more_than_was_asked_for_no_more_is_taken(folder: Path, server: type[Boundless]) -> None:
+    with served(folder, server) as url, pytest.raises(CheckpointReadError, match="the server sends"):
+        verify_checkpoint(url)
+    assert server.sent < 64
+
+
+def test_the_command_takes_urls(memory: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    urls = (memory, f"file://{folder}", "memory://bucket/nothing")
+    assert [call(capsys, "verify", url).code for url in urls] == [0, 0, 2]

@@ -43,6 +43,24 @@ class Interrupted(DefaultSavePlanner):
         return super().resolve_data(write_item)
 
 
+class Broken:
+    """Something with a state that cannot tell it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise KeyError("broken")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def error_of_save(what: dict[str, Any], path: Path, **options: Any) -> str:
+    try:
+        checkpoint.save(what, path, step=4, **options)
+    except HoldfastError as error:
+        return f"{type(error).__name__}: {error.message}"
+    return "none"
+
+
 def end_of_interrupted_save(what: dict[str, Any], path: Path) -> str:
     try:
         checkpoint.save(what, path, step=9, planner=Interrupted())
@@ -111,6 +129,11 @@ def main(given: str) -> None:
     found["disagreements"] = sum(
         is_refused(state(mesh, 4), folder / name, step) for name, step in ((f"other-{rank}", 4), ("other", 4 + rank))
     )
+    # What one rank cannot begin with is the same error on all, at once.
+    found["unable"] = [
+        error_of_save({"broken": Broken()} if rank else {"broken": 1}, folder / "unable"),
+        error_of_save(state(mesh, 4), folder / "unable", keep=1 - rank),
+    ]
     # Faster than the disk: they are made one after the other, on the one group.
     several = [
         checkpoint.async_save(state(mesh, step), folder / "last", step=step, process_group=background)

@@ -23,6 +23,12 @@ def test_two_ranks_save_one_checkpoint_that_verifies_and_loads(tmp_path: Path) -
     assert [report["not_loaded"] for report in found] == [[], []]
     assert [report["error"] for report in found] == ["CheckpointWriteError"] * 2
     assert [report["disagreements"] for report in found] == [2, 2]
+    assert [report["unable"] for report in found] == [
+        [
+            "CheckpointWriteError: the checkpoint could not be saved: 'broken'",
+            "ConfigError: keep must be a whole number, 1 or more",
+        ]
+    ] * 2
     assert [(report["last"], report["stands"]) for report in found] == [([5, 6, 7, 8], 8)] * 2
     assert [report["told"] for report in found] == [["UnusableCheckpointError", "ConfigError"]] * 2
     assert [report["interrupted"] for report in found] == [

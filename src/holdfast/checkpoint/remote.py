@@ -73,8 +73,10 @@ class RemoteFiles:
             self._system, root = fsspec.core.url_to_fs(self.url, **storage_options)
         except ImportError as error:
             raise MissingDependencyError(f"{error}", hint="pip install 'holdfast[remote]'") from error
-        except ValueError as error:
-            raise UnusableCheckpointError(f"fsspec cannot reach this URL: {error}", folder=url) from error
+        except Exception as error:  # each file system has errors of its own
+            passing = isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, IsADirectoryError))
+            kind = CheckpointReadError if passing else UnusableCheckpointError
+            raise kind(f"fsspec cannot reach this URL: {type(error).__name__}: {error}", folder=url) from error
         self._root = str(root).rstrip("/")
         self._is_web = self.url.startswith(("http://", "https://"))
         self._open: dict[int, str] = {}
@@ -113,11 +115,43 @@ class RemoteFiles:
         """Read one range, with one request."""
         buffer = buffers[0][:READ_BYTES]
         place = self._open[descriptor]
-        data = _retried(lambda: self._system.cat_file(place, start=offset, end=offset + len(buffer)))
+        read = self._read_web if self._is_web else self._system.cat_file
+        data = _retried(lambda: read(place, start=offset, end=offset + len(buffer)))
         if len(data) > len(buffer):
             raise OSError("the server sends entire files instead of ranges: copy the checkpoint to a local disk")
         buffer[: len(data)] = data
         return len(data)
+
+    def _read_web(self, url: str, *, start: int, end: int) -> bytes:
+        """Read a range, and at most one byte more: fsspec takes whatever a server sends, and unpacks it."""
+        from fsspec.asyn import sync
+
+        if start == end:
+            return b""
+        system = self._system
+
+        async def read() -> bytes:
+            options = dict(system.kwargs)
+            options["headers"] = {
+                **options.get("headers", {}),
+                "Range": f"bytes={start}-{end - 1}",
+                "Accept-Encoding": "identity",
+            }
+            session = await system.set_session()
+            async with session.get(system.encode_url(url), **options) as answer:
+                system._raise_not_found_for_status(answer, url)
+                if answer.headers.get("Content-Encoding", "identity") != "identity":
+                    raise OSError("the server sends compressed answers: copy the checkpoint to a local disk")
+                data = bytearray()
+                while len(data) <= end - start:
+                    part = await answer.content.read(end - start + 1 - len(data))
+                    if not part:
+                        break
+                    data += part
+                return bytes(data)
+
+        content: bytes = sync(system.loop, read)
+        return content
 
     def close(self, descriptor: int) -> None:
         """Forget the file."""

@@ -7,6 +7,7 @@ as it was raised.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -18,7 +19,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from holdfast.checkpoint.interrupts import interrupt_in
@@ -52,6 +53,28 @@ class _NamingPlanner(DefaultLoadPlanner):
             return super().create_local_plan()
         except (RuntimeError, ValueError) as error:
             raise misfit(self) or error from None
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Set an object where the caller has it; under a key that is a number, torch would add another entry."""
+        container: Any = self.original_state_dict
+        *above, last = self.mappings[read_item.dest_index.fqn]
+        try:
+            for part in above:
+                container = container[_own_key(container, part)]
+        except LookupError:  # an entry that is new to the caller
+            container = None
+        key = _own_key(container, last)
+        if isinstance(container, dict) and key in container:
+            container[key] = torch.load(value, weights_only=False)
+        else:
+            super().load_bytes(read_item, value)
+
+
+def _own_key(container: Any, part: Any) -> Any:
+    """Return the key of a container that torch has made a text of."""
+    if not isinstance(container, dict) or part in container:
+        return part
+    return next((key for key in container if str(key) == part), part)
 
 
 def misfit(planner: DefaultLoadPlanner) -> CheckpointMismatchError | None:

@@ -34,7 +34,7 @@ from holdfast.checkpoint.not_allowed import Refusal
 from holdfast.checkpoint.options import whole_number
 from holdfast.checkpoint.remote import is_url
 from holdfast.checkpoint.writer import VerifiedWriter
-from holdfast.errors import CheckpointWriteError, ConfigError
+from holdfast.errors import CheckpointWriteError, ConfigError, HoldfastError
 from holdfast.versioned import MAX_COUNT
 
 __all__ = ["PendingSave", "SaveReport", "async_save", "save"]
@@ -103,10 +103,19 @@ def save(
     """
     _wait_for(_others())
     began = time.perf_counter()
-    target = _target(path)
-    step, keep, thread_count = _checked(state_dict, step, run_id, keep, thread_count)
     alone = not (dist.is_available() and dist.is_initialized())
     handled = sys.exc_info()[1]
+    own: HoldfastError | None = None
+    try:
+        target = _target(path)
+        step, keep, thread_count = _checked(state_dict, step, run_id, keep, thread_count)
+        state = _state_of(state_dict, target)
+    except HoldfastError as error:
+        if alone:
+            raise
+        own = error
+    if not alone:
+        _agree(own or (str(target), step, run_id), os.fspath(path), process_group)
     writer = VerifiedWriter(
         target,
         step=step,
@@ -120,9 +129,7 @@ def save(
         writer.begin()
         # Torch's ``save`` without its warning that this is one process, which is meant: a background thread must not
         # touch the filters, which are those of all threads.
-        _save_state_dict(
-            _stateful_to_state_dict(state_dict), writer, process_group=process_group, planner=planner, no_dist=alone
-        )
+        _save_state_dict(state, writer, process_group=process_group, planner=planner, no_dist=alone)
     except CheckpointWriteError:
         raise
     except (CheckpointException, OSError) as error:
@@ -133,6 +140,8 @@ def save(
         if interrupt is not None:
             raise interrupt from None
         raise _write_error(error, target, handled=handled) from error
+    except RuntimeError as error:  # torch cannot tell the other ranks of it
+        raise error if alone else _lost(error, str(target)) from error
     finally:
         writer.close()
     if writer.refused:
@@ -195,8 +204,9 @@ def async_save(
             hint='pass process_group=torch.distributed.new_group(backend="gloo"), created once on all ranks',
         )
     handled = sys.exc_info()[1]
+    state = _state_of(state_dict, target)
     try:
-        copied = _copied(_stateful_to_state_dict(state_dict))
+        copied = _copied(state)
     except Exception as error:
         raise _write_error(error, target, handled=handled) from error
     future: Future[SaveReport] = Future()
@@ -230,6 +240,43 @@ def async_save(
     if thread not in _background:
         work()
     return PendingSave(future, thread)
+
+
+def _state_of(state_dict: dict[str, Any], target: Path) -> dict[str, Any]:
+    """Return the state, of objects that have one what they say it is."""
+    handled = sys.exc_info()[1]
+    try:
+        state: dict[str, Any] = _stateful_to_state_dict(state_dict)
+    except Exception as error:
+        raise _write_error(error, target, handled=handled) from error
+    return state
+
+
+def _agree(mine: tuple[str, int, str | None] | HoldfastError, path: str, group: dist.ProcessGroup | None) -> None:
+    """Raise on every rank if one of them cannot begin, or means another checkpoint."""
+    told: list[Any] = [None] * dist.get_world_size(group)
+    try:
+        dist.all_gather_object(told, mine, group=group)
+    except RuntimeError as error:
+        raise _lost(error, path) from (mine if isinstance(mine, HoldfastError) else error)
+    failed = [one for one in (mine, *told) if isinstance(one, HoldfastError)]
+    if failed:
+        raise failed[0]
+    if any(other != told[0] for other in told):
+        raise ConfigError(
+            "the ranks disagree on the path, step or run_id of the checkpoint",
+            ranks=sorted({str(other) for other in told}),
+            hint="compute them on one rank and broadcast them; a time stamp or host name differs between ranks",
+        )
+
+
+def _lost(error: RuntimeError, path: str) -> CheckpointWriteError:
+    return CheckpointWriteError(
+        "another rank of the group died, or took too long",
+        path=path,
+        cause=str(error).partition("\n")[0],
+        hint="find out why that rank ended; earlier checkpoints are unchanged, or replaced by this one as a whole",
+    )
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from holdfast.checkpoint.manifest import (
 from holdfast.checkpoint.not_allowed import Refusal
 from holdfast.checkpoint.publish import Staging, check_replaceable, prune, sync_files
 from holdfast.durable import sync
-from holdfast.errors import CheckpointWriteError, ConfigError
+from holdfast.errors import CheckpointWriteError
 
 __all__ = ["VerifiedWriter"]
 
@@ -93,18 +93,8 @@ class VerifiedWriter(FileSystemWriter):
         self.transforms = NoTransforms()  # type: ignore[assignment]  # all that torch asks of it
 
     def begin(self) -> None:
-        """Agree on what is saved, and make the hidden folder, before any rank writes; all ranks hear if that fails."""
+        """Make the hidden folder, before any rank writes; all ranks hear if that fails."""
         staging = self._staging
-        about = (str(staging.target), self._step, self._run_id)
-        if not self._alone:
-            told: list[tuple[str, int, str | None]] = [about] * dist.get_world_size(self._group)
-            dist.all_gather_object(told, about, group=self._group)
-            if any(other != told[0] for other in told):
-                raise ConfigError(
-                    "the ranks disagree on the path, step or run_id of the checkpoint",
-                    ranks=sorted({str(other) for other in told}),
-                    hint="compute them on one rank and broadcast them; a time stamp or host name differs between ranks",
-                )
         outcome: list[Exception | Path] = [staging.folder]
         if self._coordinator:
             try:

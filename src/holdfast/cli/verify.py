@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,13 +25,21 @@ EXAMPLES = examples(
 )
 
 
+def _folder_or_url(value: str) -> str:
+    from holdfast.checkpoint.remote import is_url
+
+    if not is_url(value):
+        existing_folder(value)
+    return value
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
     @app.command(cls=Command, epilog=EXAMPLES)
     def verify(
         path: Annotated[
-            Path, typer.Argument(metavar="FOLDER", callback=existing_folder, help="The checkpoint's folder.")
+            str, typer.Argument(metavar="FOLDER", callback=_folder_or_url, help="The checkpoint's folder, or its URL.")
         ],
         as_json: bool = typer.Option(False, "--json", help="Print the whole report as JSON."),
         require_manifest: bool = typer.Option(
