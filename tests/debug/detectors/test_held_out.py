@@ -87,6 +87,19 @@ def test_a_held_out_loss_that_hardly_falls_while_the_training_loss_goes_to_nothi
     assert verdict(tmp_path, columns) is not Verdict.HEALTHY
 
 
+@pytest.mark.parametrize(("end", "expected"), [(0.5, Verdict.UNKNOWN), (0.9, Verdict.HEALTHY)])
+def test_training_answers_that_are_right_beside_held_out_ones_that_never_got_better_leave_health_unproven(
+    tmp_path: Path, end: float, expected: Verdict
+) -> None:
+    columns = {
+        "loss": falling(12, 0.7, 0.01, seed=1, noise=0.002),
+        "acc": 1.0 - falling(12, 0.5, 0.01, seed=2, noise=0.001),
+        "val_acc": line(12, 0.5, end, noise=0.005),
+    }
+    columns["val_acc"][:3] = columns["val_acc"][:3].min() if end > 0.5 else columns["val_acc"].max()
+    assert verdict(tmp_path, columns) is expected
+
+
 @pytest.mark.parametrize(("kept", "expected"), [(False, Verdict.UNKNOWN), (True, Verdict.HEALTHY)])
 def test_a_held_out_loss_that_left_its_best_is_excused_by_a_score_that_did_not(
     tmp_path: Path, kept: bool, expected: Verdict

@@ -56,6 +56,9 @@ class HeldOutRule:
     kept: float = 0.1
     """… unless a held-out score ends within this share of its span of its best: of the span of its middle four fifths,
     which a wild first evaluation does not widen."""
+    gap: float = 0.3
+    """The share of wrong answers of what is held out from which training answers above ``good`` are learnt by heart,
+    where no held-out share got better."""
     select: SelectRule = field(default_factory=SelectRule)
     """Which of a run's series a question is about."""
     progress: ProgressRule = field(default_factory=ProgressRule)
@@ -67,7 +70,7 @@ class HeldOutRule:
             return f"{worse.name!r} {worse.claim}"
         if (apart := self.fell_behind(signals)) is not None:
             return f"{apart.name!r} {apart.claim}"
-        return self._left_its_best(self._series(signals))
+        return self._left_its_best(self._series(signals)) or self._gap(signals)
 
     def _series(self, signals: Sequence[Signal]) -> list[Signal]:
         """Return the series with enough evaluations; the batches of one of them are all at one step."""
@@ -118,6 +121,27 @@ class HeldOutRule:
             return None
         claim = f"hardly fell, from {first:.4g} to {last:.4g}, while {pair[0].name!r} fell to {ended:.4g}"
         return Worse(pair[1], ended, last, claim)
+
+    def _gap(self, signals: Sequence[Signal]) -> str | None:
+        """Say that the training data is answered right and what was held out is not, and never got better."""
+        shares = [s for s in of_kind(signals, "metric") if s.metadata.get("higher_is_better") and s.layer is None]
+        shares = [
+            signal
+            for signal in shares
+            if count_of(signal) >= self.minimum_points and float(badness(signal).max()) <= 0.0
+        ]
+        ends = [_ends(self.select.as_share(signal.values[np.isfinite(signal.values)]))[1] for signal in shares]
+        held_out = [signal.metadata.get("split") == "eval" for signal in shares]
+        right = [end for end, held in zip(ends, held_out, strict=True) if not held and self.good <= end <= 1.0]
+        stuck = [
+            (signal, end)
+            for signal, end, held in zip(shares, ends, held_out, strict=True)
+            if held and end <= 1.0 - self.gap and not self.progress.beats_chance(signal)
+        ]
+        if not right or not stuck or len(stuck) < sum(held_out):
+            return None
+        name, end = stuck[0][0].name, stuck[0][1]
+        return f"{name!r} ends at {end:.3g} and never got better, where training ends at {right[0]:.3g}"
 
     def _left_its_best(self, series: Sequence[Signal]) -> str | None:
         """Say that every held-out loss ends well above the best it held, and no score stayed near its own."""
