@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import shutil
+import stat
 import subprocess
 import warnings
 from collections.abc import Callable
@@ -433,3 +434,17 @@ def test_an_older_checkpoint_that_cannot_be_removed_does_not_make_the_save_fail(
     assert report.removed == ()
     assert ["not permitted" in str(one.message) for one in caught] == [True] * isinstance(error, PermissionError)
     assert verify_checkpoint(tmp_path / "step-2", require_manifest=True).sound
+
+
+def test_a_file_system_that_does_not_sync_folders_is_saved_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = os.fsync
+
+    def files_only(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", files_only)
+    checkpoint.save(state(1), tmp_path / "c", step=1)
+    checkpoint.save(state(2), tmp_path / "c", step=2)
+    assert loaded(tmp_path / "c") == 2

@@ -244,7 +244,9 @@ def test_generator_objects_and_nested_tensors_are_refused_and_sparse_ones_of_eve
     state = {key: (value,) for key, value in {**refused, **fine}.items()}
     report = checkpoint.save(state, tmp_path / "c", step=1)
     assert report.refused == tuple(sorted(refused))
-    assert [entry.tensor for entry in verify_checkpoint(tmp_path / "c").unsafe] == sorted(refused)
+    unsafe = {entry.tensor: entry.why for entry in verify_checkpoint(tmp_path / "c").unsafe}
+    assert list(unsafe) == sorted(refused)
+    assert "a nested (jagged) tensor" in unsafe["jagged"]
     loaded: dict[str, Any] = dict.fromkeys(fine)
     checkpoint.load(loaded, tmp_path / "c", warn_not_loaded=False)
     for key, value in fine.items():

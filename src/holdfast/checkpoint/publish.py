@@ -30,7 +30,7 @@ from holdfast.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from holdfast.durable import sync
 from holdfast.errors import CheckpointWriteError, HoldfastError
 
-__all__ = ["Staging", "check_replaceable", "prune", "sync_files"]
+__all__ = ["Staging", "check_replaceable", "prune", "sync_files", "sync_names"]
 
 _OURS = re.compile(rf"\.metadata(\.tmp)?|__\d+\.metadata|__\d+_\d+\.distcp|{re.escape(MANIFEST)}")
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]*)-[0-9a-f]{12}\.(?P<kind>saving|removing|replaced)")
@@ -106,7 +106,7 @@ class Staging:
                 os.rename(self._aside, self.target)
             raise
         try:
-            sync(self.target.parent)
+            sync_names(self.target.parent)
         except OSError:
             self._step_back(replaced)
             raise
@@ -287,6 +287,15 @@ def sync_files(paths: Sequence[Path]) -> None:
     except RuntimeError:  # the system allows no more threads
         for path in paths:
             sync(path)
+
+
+def sync_names(folder: Path) -> None:
+    """Make sure that the names in a folder are on the disk, where the file system can."""
+    try:
+        sync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as of some network and FUSE file systems
+            raise
 
 
 def _hidden(target: Path, kind: str) -> Path:

