@@ -32,8 +32,8 @@ from holdfast.stream.samples import sample_rng
 
 __all__ = ["HFStreamingDataset"]
 
-# Releases of datasets whose mapped streams go on with the next shard wherever they are resumed.
-LOSE_ROWS = ("4.7.", "4.8.0", "4.8.1", "4.8.2", "4.8.3", "4.8.4")
+# Releases of datasets that lose rows when a filtered stream is resumed; 4.7.0 to 4.8.4 also those of a mapped one.
+LOSE_ROWS = ("2.", "3.", "4.", "5.0.0")
 
 
 @final
@@ -249,8 +249,8 @@ def _count_shards(dataset: Any, name: str) -> int:
         raise ConfigError(wrong, dataset=name, hint="use HFIterableDataset for random-access data")
     release = str(getattr(sys.modules.get("datasets"), "__version__", ""))
     if release.startswith(LOSE_ROWS):
-        lost = f"datasets {release} loses the rest of a shard when a mapped stream is resumed"
-        raise MissingDependencyError(lost, hint="pip install 'datasets>=4.8.5'")
+        lost = f"datasets {release} loses rows when a filtered or mapped stream is resumed"
+        raise MissingDependencyError(lost, hint="pip install 'datasets>=5.0.1'")
     if getattr(dataset, "_distributed", None) is not None:
         raise ConfigError(
             "the stream is already split by node, but its shards are split here", dataset=name, hint="pass it unsplit"
