@@ -36,6 +36,13 @@ class Model(torch.nn.Module):
         return {"loss": loss * self.losses.get(len(self.seen), 1.0)}
 
 
+BY_LENGTH: dict[str, Any] = (
+    {"train_sampling_strategy": "group_by_length"}
+    if hasattr(transformers.TrainingArguments, "train_sampling_strategy")
+    else {"group_by_length": True}  # transformers 4
+)
+
+
 def make_loader(**options: Any) -> hfast.StreamingShardLoader:
     dataset = hfast.StreamDataset(hfast.ArraySource({"index": np.arange(SAMPLES)}), name="a", seed=2)
     return hfast.StreamingShardLoader(dataset, hfast.StreamingConfig(batch_size=BATCH, **options))
@@ -148,7 +155,7 @@ def test_a_trainer_with_two_loaders_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [{"auto_find_batch_size": True}, {"train_sampling_strategy": "group_by_length"}],
+    [{"auto_find_batch_size": True}, BY_LENGTH],
     ids=lambda found: next(iter(found)),
 )
 def test_options_that_a_stream_cannot_honour_are_refused(option: dict[str, Any], tmp_path: Path) -> None:
@@ -338,7 +345,7 @@ def test_a_recorded_run_is_a_run_to_look_at_over_restarts(tmp_path: Path) -> Non
     assert all("grad_norm" in record and "lr" in record for record in records)
     assert len(log.attempts) == 2
     logged = {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
-    assert records[7]["loss"] == pytest.approx(logged[8])
+    assert logged[8] in (pytest.approx(records[7]["loss"]), round(records[7]["loss"], 4))  # transformers 4 rounds it
     page = page_of_run(folder)
     assert {event.kind for event in page.events} == {"checkpoint", "restart", "end"}
 

@@ -332,11 +332,12 @@ def _refuse_own_order(kind: type[Trainer]) -> None:
 
 def _refuse_what_a_stream_cannot_do(args: TrainingArguments) -> None:
     """Refuse options that choose or pack the samples of ``train_dataset``, which is not read."""
-    sampling = "group_by_length" if getattr(args, "group_by_length", False) else None
-    sampling = getattr(args, "train_sampling_strategy", sampling)
+    sampling = getattr(args, "train_sampling_strategy", None)
+    by_length = "order the source by length"
     asked = {
         "auto_find_batch_size": (args.auto_find_batch_size, "set the loader's batch_size"),
-        "train_sampling_strategy": (sampling in ("group_by_length", "batch_rebalance"), "order the source by length"),
+        "train_sampling_strategy": (sampling in ("group_by_length", "batch_rebalance"), by_length),
+        "group_by_length": (getattr(args, "group_by_length", False), by_length),  # of transformers 4
         "packing": (getattr(args, "packing", False), "pack with holdfast.sources.PackedSource"),
         "padding_free": (getattr(args, "padding_free", False), "let the loader's collate do so"),
     }
