@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 from tests.faults.checkpoint_interrupts import Interrupting
 
-from holdfast.checkpoint import publish
+from holdfast import checkpoint
+from holdfast.checkpoint import budget, engine, publish
 from holdfast.checkpoint.publish import Staging
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +87,31 @@ def test_an_interrupt_while_names_change_loses_nothing_and_the_next_save_does_no
         assert os.listdir(path.parent) == ["c"]
         assert (path / "__0_0.distcp").read_text() == "newer"
         assert (path / "tokenizer").read_text() == "mine"
+        if interrupting.seen < nth:
+            break
+    assert interrupted > 40
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("memory_limit", [None, 1 << 20])
+def test_an_interrupt_while_threads_read_ends_the_load_and_waits_for_nobody(
+    tmp_path: Path, memory_limit: int | None
+) -> None:
+    saved = {**{f"w{number}": torch.ones(40_000) for number in range(6)}, "n": (1,)}
+    checkpoint.save(saved, tmp_path / "c", step=1, thread_count=2)
+    waiting = (engine.__file__, budget.__file__, threading.__file__)
+    interrupted = 0
+    for nth in range(1, 1000):
+        interrupting = Interrupting(nth, lambda code: code.co_filename in waiting)
+        into = {"n": (), **{key: torch.zeros(80_000)[::2] for key in saved if key != "n"}}  # through buffers
+        try:
+            sys.setprofile(interrupting)
+            try:
+                checkpoint.load(into, tmp_path / "c", num_workers=2, memory_limit=memory_limit)
+            finally:
+                sys.setprofile(None)
+        except KeyboardInterrupt:
+            interrupted += 1
         if interrupting.seen < nth:
             break
     assert interrupted > 40

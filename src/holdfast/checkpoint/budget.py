@@ -56,14 +56,15 @@ class MemoryBudget:
         self._used = 0
         self._free: list[torch.Tensor] = []
         self._cancelled = False
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered itself, not by its condition, which an interrupt may leave locked
+        self._changed = threading.Condition(self._lock)
 
     def reserve(self, length: int) -> None:
         """Wait until ``length`` bytes fit, and count them as used."""
         self._reserve(length)
 
     def _reserve(self, length: int) -> torch.Tensor | None:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._cancelled or not self._used or self._used + length <= self.limit)
             if self._cancelled:
                 raise LoadCancelledError
@@ -76,7 +77,7 @@ class MemoryBudget:
 
     def unreserve(self, length: int) -> None:
         """Count ``length`` bytes as free again."""
-        with self._changed:
+        with self._lock:
             self._used -= length
             self._changed.notify_all()
 
@@ -99,7 +100,7 @@ class MemoryBudget:
         return Buffer(self, block, length, charged)
 
     def _give_back(self, block: torch.Tensor, charged: int) -> None:
-        with self._changed:
+        with self._lock:
             # Whoever reserved it dropped kept blocks until all fitted, so keeping it exceeds the limit only if it did.
             if charged == BLOCK_BYTES <= self.limit:
                 self._free.append(block)
@@ -108,6 +109,6 @@ class MemoryBudget:
 
     def cancel(self) -> None:
         """Wake everyone who waits, with :class:`LoadCancelledError`."""
-        with self._changed:
+        with self._lock:
             self._cancelled = True
             self._changed.notify_all()

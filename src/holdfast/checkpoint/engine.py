@@ -39,9 +39,12 @@ class Engine:
         self._running = 0
         self._error: BaseException | None = None
         self._closed = False
-        lock = threading.Lock()
-        self._changed = threading.Condition(lock)  # for the caller: an event, an error, or the end
-        self._job_ready = threading.Condition(lock)  # for the workers
+        # The calling thread may be interrupted wherever Python code begins, that of a condition included, which would
+        # then stay locked: it enters the lock itself, and waits on a second one; neither is written in Python.
+        self._lock = threading.Lock()
+        self._job_ready = threading.Condition(self._lock)  # for the workers
+        self._news = threading.Lock()  # for the caller: an event, an error, or the end; locked while there are none
+        self._news.acquire()
         self._threads = [
             threading.Thread(target=self._work, name=f"holdfast-checkpoint-{number}", daemon=True)
             for number in range(workers)
@@ -55,7 +58,7 @@ class Engine:
 
     def submit(self, *jobs: Job, first: bool = False) -> None:
         """Queue jobs, behind the others or in front of them."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             if first:
@@ -69,9 +72,14 @@ class Engine:
 
     def post(self, event: Any) -> None:
         """Hand something to the calling thread."""
-        with self._changed:
+        with self._lock:
             self._events.append(event)
-            self._changed.notify()
+            self._tell()
+
+    def _tell(self) -> None:
+        """Wake the calling thread; under the lock."""
+        if self._news.locked():
+            self._news.release()
 
     def events(self) -> Iterator[Any]:
         """Yield what the jobs post, until nothing is left to do; raises the first error.
@@ -88,17 +96,17 @@ class Engine:
                 yield from self._events_inline()
                 return
         while True:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._events or self._error is not None or not (self._jobs or self._running)
-                )
+            with self._lock:
                 if self._error is not None:
                     raise self._error
-                if not self._events:
-                    return
                 events = list(self._events)
                 self._events.clear()
+                done = not (events or self._jobs or self._running)
             yield from events
+            if done:
+                return
+            if not events:
+                self._news.acquire()
 
     def _events_inline(self) -> Iterator[Any]:
         while self._jobs or self._events:
@@ -109,7 +117,7 @@ class Engine:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._job_ready.wait_for(lambda: self._jobs or self._closed)
                 if self._closed:
                     return
@@ -123,19 +131,19 @@ class Engine:
             except BaseException as caught:  # the caller's thread raises it
                 error = caught
             del job  # it holds destinations and buffers
-            with self._changed:
+            with self._lock:
                 self._running -= 1
                 if error is not None and self._error is None:
                     self._error = error
                 if error is not None:
                     self._jobs.clear()
                 if not self._running or error is not None:
-                    self._changed.notify()
+                    self._tell()
             del error
 
     def close(self) -> None:
         """Drop what is queued, wait for what runs, and end the threads."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._jobs.clear()
             self._job_ready.notify_all()
@@ -144,7 +152,7 @@ class Engine:
             for thread in self._threads:
                 with suppress(RuntimeError):  # Ctrl-C came before it was started
                     thread.join()
-        with self._changed:
+        with self._lock:
             self._events.clear()
 
 
@@ -154,7 +162,9 @@ def _started(threads: list[threading.Thread]) -> list[threading.Thread]:
     for thread in threads:
         try:
             thread.start()
-        except RuntimeError:
+        except RuntimeError as error:
+            if error.__context__ is not None:  # an interrupt, while the thread was being started
+                raise
             break
         started.append(thread)
     return started

@@ -235,7 +235,9 @@ def async_save(
         _background[:] = [*before, thread]
         try:
             thread.start()
-        except RuntimeError:
+        except RuntimeError as error:
+            if error.__context__ is not None:  # an interrupt, while the thread was being started
+                raise
             _background[:] = before
     if thread not in _background:
         work()
