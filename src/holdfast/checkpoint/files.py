@@ -18,7 +18,7 @@ from typing import Protocol
 
 import psutil
 
-from holdfast.errors import CheckpointReadError, UnsafeCheckpointError
+from holdfast.errors import CheckpointReadError, UnsafeCheckpointError, UnusableCheckpointError
 
 __all__ = [
     "CheckpointFile",
@@ -32,6 +32,7 @@ __all__ = [
     "is_there",
     "list_names",
     "path_parts",
+    "read_file",
     "tells_nothing",
 ]
 
@@ -229,27 +230,23 @@ class CheckpointFile:
             except OSError as error:
                 raise _read_error("reading failed", self.relative, error, offset=offset, length=total) from error
             if count <= 0:
-                raise CheckpointReadError(
-                    "the file ends before the data that the metadata lists",
-                    file=self.relative,
-                    offset=offset,
-                    length=total,
-                    file_size=self.size,
-                    hint="the file is truncated: restore it from a copy, or load an older checkpoint",
-                )
+                raise self._truncated(offset, total)
             done += count
 
     def check_reach(self, offset: int, length: int) -> None:
         """Raise unless the file is long enough."""
         if length < 0 or offset < 0 or offset + length > self.size:
-            raise CheckpointReadError(
-                "the file ends before the data that the metadata lists",
-                file=self.relative,
-                offset=offset,
-                length=length,
-                file_size=self.size,
-                hint="the file is truncated: restore it from a copy, or load an older checkpoint",
-            )
+            raise self._truncated(offset, length)
+
+    def _truncated(self, offset: int, length: int) -> CheckpointReadError:
+        return CheckpointReadError(
+            "the file ends before the data that the metadata lists",
+            file=self.relative,
+            offset=offset,
+            length=length,
+            file_size=self.size,
+            hint="the file is truncated: restore it from a copy, or load an older checkpoint",
+        )
 
     def read(self, offset: int, length: int) -> bytearray:
         """Read ``length`` bytes at ``offset``; nothing is allocated for bytes the file does not have."""
@@ -285,6 +282,17 @@ class CheckpointFile:
     def close(self) -> None:
         """Close the file."""
         self._layer.close(self._descriptor)
+
+
+def read_file(path: Path, relative: str, layer: FileLayer, *, most: int) -> bytes:
+    """Read a file of at most so many bytes as a whole."""
+    file = CheckpointFile(path, relative, layer)
+    try:
+        if file.size > most:
+            raise UnusableCheckpointError("this file of the checkpoint is too large", file=relative, size=file.size)
+        return bytes(file.read(0, file.size))
+    finally:
+        file.close()
 
 
 def _read_error(message: str, relative: str, error: OSError, **where: int) -> CheckpointReadError:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast.checkpoint.archive import HEAD_BYTES, TAIL_BYTES, ZIP_START, DamagedArchiveError
-from holdfast.checkpoint.files import CheckpointFile, FileLayer, contained_path, is_remote
+from holdfast.checkpoint.files import FileLayer, contained_path, is_remote, read_file
 from holdfast.errors import UnusableCheckpointError
 from holdfast.versioned import Count, Format
 
@@ -174,13 +174,7 @@ def read_manifest(folder: Path, layer: FileLayer, *, follow_links_out: bool = Fa
     path = contained_path(folder, MANIFEST, follow_links_out=follow_links_out or is_remote(layer))
     if not layer.exists(path):
         return None
-    file = CheckpointFile(path, MANIFEST, layer)
-    try:
-        if file.size > MAX_MANIFEST_BYTES:
-            raise UnusableCheckpointError("the manifest is too large", file=MANIFEST, size=file.size)
-        data = bytes(file.read(0, file.size))
-    finally:
-        file.close()
+    data = read_file(path, MANIFEST, layer, most=MAX_MANIFEST_BYTES)
     manifest = _as_written(data)
     if manifest is not None:
         return manifest

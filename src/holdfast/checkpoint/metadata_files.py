@@ -15,12 +15,12 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast.checkpoint import safetensors
 from holdfast.checkpoint.files import (
-    CheckpointFile,
     FileLayer,
     LocalFiles,
     contained_path,
     is_remote,
     list_names,
+    read_file,
     tells_nothing,
 )
 from holdfast.checkpoint.manifest import MANIFEST, Bound, BoundItems, Manifest, bind, read_manifest
@@ -114,13 +114,7 @@ def describe_checkpoint(
             "an interrupted save leaves no metadata behind",
         )
     path = contained_path(folder, name, follow_links_out=trusted or is_remote(layer))
-    file = CheckpointFile(path, name, layer)
-    try:
-        if file.size > MAX_METADATA_BYTES:
-            raise UnusableCheckpointError("the metadata is too large", file=name, size=file.size)
-        data = bytes(file.read(0, file.size))
-    finally:
-        file.close()
+    data = read_file(path, name, layer, most=MAX_METADATA_BYTES)
     with collector_paused():
         manifest = read_manifest(folder, layer, follow_links_out=trusted) if rank is None else None
         _check_manifest(manifest, require_manifest, folder)
