@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 from tests.checkpoint.support import load as load_with
@@ -15,6 +16,7 @@ from tests.checkpoint.support import load as load_with
 from holdfast import checkpoint
 from holdfast.checkpoint import ParallelFileSystemReader, latest_verified, summarise_checkpoint, verify_checkpoint
 from holdfast.checkpoint.files import LocalFiles
+from holdfast.checkpoint.remote import RemoteFiles
 from holdfast.checkpoint.replaced import MAX_READINGS
 from holdfast.errors import CheckpointMismatchError, CheckpointReadError, CorruptRecordError
 
@@ -138,3 +140,35 @@ def test_the_metadata_and_the_manifest_of_two_checkpoints_are_read_again(
     assert summarise_checkpoint(path).objects == ("more3", "n")
     steps.append(4)
     checkpoint.load(state(-1), path, warn_not_loaded=False)
+
+
+def test_a_checkpoint_behind_a_url_that_is_replaced_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = fsspec.filesystem("memory")
+    for step in (1, 2):
+        checkpoint.save(state(step), tmp_path / str(step), step=step)
+    files = {step: {path.name: path.read_bytes() for path in (tmp_path / step).iterdir()} for step in ("1", "2")}
+
+    def put(step: str) -> None:
+        for name, content in files[step].items():
+            system.pipe_file(f"/replaced/c/{name}", content)
+
+    really_open = RemoteFiles.open
+
+    def open_later(layer: RemoteFiles, path: Path) -> int:
+        if path.suffix == ".distcp" and left:
+            put(left.pop())
+        return really_open(layer, path)
+
+    monkeypatch.setattr(RemoteFiles, "open", open_later)
+    try:
+        put("1")
+        left = ["2"]
+        into = state(-1)
+        checkpoint.load(into, "memory://replaced/c")
+        assert into["n"] == (2,)
+        left = ["1"]
+        assert verify_checkpoint("memory://replaced/c").sound
+    finally:
+        system.rm("/replaced", recursive=True)

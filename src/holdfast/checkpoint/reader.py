@@ -129,7 +129,7 @@ class ParallelFileSystemReader(FileSystemReader):
         self.path = path if is_url(path) else Path(path)
         self._folder, self._layer = locate(path, self._file_layer)
         self._kept: Described | None = None  # what keep_metadata() has read
-        self._watch = FolderWatch(self._folder, self._layer)
+        self._watch: FolderWatch | None = None
 
     def __repr__(self) -> str:
         return f"holdfast.ParallelFileSystemReader({str(self.path)!r})"
@@ -182,7 +182,7 @@ class ParallelFileSystemReader(FileSystemReader):
             # Torch asks for the rank's own metadata after any failure; what went wrong first is what the user needs.
             if rank is not None and self.error is not None and isinstance(error, UnusableCheckpointError):
                 raise self.error from error
-            self.error = self._watch.explained(error)
+            self.error = self._explained(error)
             raise self.error  # noqa: B904 — it is that error, or has it as its cause
         self.error = None
         self._described = described
@@ -235,11 +235,14 @@ class ParallelFileSystemReader(FileSystemReader):
         try:
             self.report = self._read(plan, planner)
         except Exception as error:
-            self.error = self._watch.explained(error)
+            self.error = self._explained(error)
             raise self.error  # noqa: B904 — it is that error, or has it as its cause
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _explained(self, error: Exception) -> Exception:
+        return error if self._watch is None else self._watch.explained(error)
 
     def _read(self, plan: LoadPlan, planner: LoadPlanner) -> LoadReport:
         began = time.perf_counter()

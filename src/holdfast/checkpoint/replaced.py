@@ -24,7 +24,9 @@ Result = TypeVar("Result")
 
 
 class FolderWatch:
-    """Notices that a checkpoint's folder, or its metadata, is another one than when this was made; local ones only.
+    """Notices that a checkpoint's folder, or its metadata, is another one than when this was made.
+
+    Behind a URL only the metadata is looked at, and a store that does not answer has replaced nothing.
 
     Args:
         folder: the checkpoint.
@@ -33,15 +35,24 @@ class FolderWatch:
 
     def __init__(self, folder: Path, layer: FileLayer) -> None:
         self._folder = folder
-        self._local = not is_remote(layer)
+        self._layer = layer
         self._identity = self._now()
 
-    def _now(self) -> tuple[object, object]:
-        return (_status(self._folder)[:2], _status(self._folder / ".metadata")) if self._local else ((), ())
+    def _now(self) -> object:
+        metadata = self._folder / ".metadata"
+        if not is_remote(self._layer):
+            return _status(self._folder)[:2], _status(metadata)
+        try:
+            return identity_of(self._layer.status_of(metadata))
+        except FileNotFoundError:
+            return ()
+        except OSError:
+            return None
 
     def replaced(self) -> bool:
         """Return whether it is another one now; also when nothing is there any more."""
-        return self._now() != self._identity
+        now = self._now()
+        return now is not None and self._identity is not None and now != self._identity
 
     def error(self) -> CheckpointReadError:
         """Return the error for a reading that has come to nothing because of it."""
