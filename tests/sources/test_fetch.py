@@ -124,6 +124,23 @@ def test_a_reader_is_told_to_stop_naming_and_may_go_on_once_it_has_read(
     assert file.has_room(1)
 
 
+@pytest.mark.parametrize("hurried", [False, True])
+def test_what_memory_leaves_to_the_disk_counts_as_named_until_it_is_read(
+    server: FaultyServer, options: RemoteOptions, hurried: bool
+) -> None:
+    narrow = replace(options, memory_limit=4 * BLOCK, hedge=False)
+    file = blob(server, narrow)
+    file.want(rows(0), rows(8 * BLOCK), 1)
+    fetcher_of(narrow).wait_until_idle()
+    file.read(0, BLOCK)
+    assert not file.has_room(1)
+    if hurried:  # as most formats do before they read
+        file.want(rows(0), rows(8 * BLOCK), None)
+    assert file.read(0, 8 * BLOCK) == BLOB[: 8 * BLOCK]
+    assert file.has_room(1)
+    assert covered(server)[:8] == [1] * 8
+
+
 def test_what_a_forgotten_reader_named_is_not_fetched(server: FaultyServer, options: RemoteOptions) -> None:
     one = replace(options, max_connections=1, hedge=False)
     file = blob(server, one)

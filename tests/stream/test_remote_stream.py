@@ -150,8 +150,19 @@ def test_a_window_needs_a_cache_of_a_part_of_the_data_only(in_memory: int, tmp_p
         for _ in loader:
             pass
     assert sum(stop - start for _, start, stop in server.ranges) <= 1.1 * needed  # stretches of 8 blocks share ends
+    assert loader.get_stats().cache_hits < 4 * needed // block  # not mapped again for every sample
     held = sum(path.stat().st_blocks * 512 for path in tmp_path.glob("*/*.blocks"))
     assert needed // 4 < held <= needed // 2
+
+
+def test_a_window_without_a_cache_fits_into_memory() -> None:
+    needed, block = 8 * 2**20, 32 * 2**10
+    files = {f"{number}.bin": np.arange(needed // 8, dtype="<u2").tobytes() for number in range(FILES)}
+    options = RemoteOptions(block_size=block, cache_limit=0, memory_limit=needed // 2, hedge=False)
+    with FaultyServer(files) as server:
+        for _ in loader_of(tokens(server, options), batch_size=512):
+            pass
+    assert sum(stop - start for _, start, stop in server.ranges) <= 1.1 * needed
 
 
 def test_a_remote_source_is_shuffled_by_windows_that_its_repr_states(server: FaultyServer, tmp_path: Path) -> None:

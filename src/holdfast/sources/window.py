@@ -44,12 +44,13 @@ def plan_window(
     Args:
         length: its samples.
         stored_bytes: its bytes.
-        options: how it is read; a window takes at most a quarter of its cache, or half of its memory without one.
+        options: how it is read; a window takes at most a quarter of its cache, or a sixth of its memory without one.
         shards: the pieces that are decoded as a whole; None where each sample can be read alone.
         decoded_bytes: what all pieces take once they are decoded,
         memory: and how much may be held decoded.
     """
-    room = options.cache_limit // 4 if options.cache_limit else options.memory_limit // 2
+    # Without a cache, memory holds a window, the next one, whose blocks are all named at once, and what is named ahead.
+    room = options.cache_limit // 4 if options.cache_limit else options.memory_limit // 6
     most = min(MAX_WINDOW_BYTES, max(room, 1))
     if decoded_bytes:
         most = min(most, stored_bytes * memory // decoded_bytes)

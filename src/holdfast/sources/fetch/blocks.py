@@ -133,6 +133,7 @@ class Block:
     writing: bool = False  # it is not on disk yet: dropped now, it would be fetched again
     cost: Cost = field(default_factory=Cost)  # taken by the first to read it
     size: int = field(init=False)  # its bytes
+    weight: int = 0  # those that count as held in memory
     unread: int = field(init=False)  # those of them that nobody has read yet
 
     def __post_init__(self) -> None:

@@ -91,7 +91,9 @@ class Fetcher:
                     if owner is None:
                         self._hurry(block)
                     continue
-                if owner is not None and self._memory.is_away((file.key, number)):
+                if owner is None:
+                    self._memory.settle((file.key, number))
+                elif self._memory.is_away((file.key, number)):
                     continue
                 if owner is None and ahead + file.size_of(number) > self.memory_limit // 2:
                     break  # it would be dropped again before it is read
@@ -177,7 +179,7 @@ class Fetcher:
                 block.waiters += 1
                 if data is not None and block.place is not Place.READY:
                     block.cost.cache_hits += 1
-                    self._hold(block, data)
+                    self._hold(block, data, mapped=True)
                 waited.append((at, block))
         if waited:
             self._wait(waited, found, cost, used)
@@ -254,10 +256,10 @@ class Fetcher:
     def _most_hedged(self) -> int:
         return max(1, int(MAX_HEDGED_SHARE * self._pace.connections))
 
-    def _hold(self, block: Block, data: Data) -> None:
+    def _hold(self, block: Block, data: Data, *, mapped: bool) -> None:
         """Put a block that has come into memory, and tell those who wait."""
         self._queue.leave(block)
-        self._memory.hold(block, data)
+        self._memory.hold(block, data, mapped=mapped)
         if block.waiters:  # a thread that is woken for another's block takes a turn of the interpreter for nothing
             self._arrived.notify_all()
 
@@ -305,7 +307,7 @@ class Fetcher:
             for block in blocks:
                 if (data := found.get(block.number)) is not None:
                     block.cost.cache_hits += 1
-                    self._hold(block, data)
+                    self._hold(block, data, mapped=True)
                 elif block.number not in claimed:
                     self._wait_for_others(block)
         for run in runs_of([block.number for block in mine]):
@@ -342,7 +344,7 @@ class Fetcher:
                 block.cost.bytes_fetched += len(piece)
                 if block.place is not Place.READY:
                     block.writing = self._shared.keeps
-                    self._hold(block, piece)
+                    self._hold(block, piece, mapped=False)
                     new.append((block, piece))
             if request.twin is not None:
                 request.twin.cancel()

@@ -18,6 +18,10 @@ REFILL_PART = 8
 # Most bytes held of blocks that were read to their last byte: they are not read again before the next epoch, but
 # samples that overlap count some bytes twice.
 MAX_SPENT_BYTES = 16 * 2**20
+# A block that is mapped from the cache counts a part of its bytes, as the system may drop its pages, and so much that
+# there are at most this many, as it allows a process some 65,000 maps. Mapping one again for every sample would cost
+# more than the sample: windows are larger than the memory.
+MAPPED_PART, MAX_MAPPED = 16, 16_384
 
 
 class BlockMemory:
@@ -35,6 +39,7 @@ class BlockMemory:
         self._read: OrderedDict[Key, Block] = OrderedDict()  # the one read longest ago first
         self._spent: OrderedDict[Key, Block] = OrderedDict()  # those of which every byte was read, likewise
         self._spent_bytes = 0
+        self._mapped: OrderedDict[Key, Block] = OrderedDict()  # those read and mapped from the cache, likewise
         self._unread: OrderedDict[Key, Block] = OrderedDict()  # named by a reader that is still to come
         self._away: dict[Key, tuple[int, int]] = {}  # named and on disk only: the reader, and the bytes
         self._ahead: dict[int, int] = {}  # bytes named by each reader and not read yet, wherever they are
@@ -65,8 +70,9 @@ class BlockMemory:
         self._away = {key: named for key, named in self._away.items() if named[0] != owner}
         for key, block in list(self._unread.items()):
             if block.owner == owner:
-                self._read[key] = self._unread.pop(key)
+                del self._unread[key]
                 block.owner = None
+                self._home(block)[key] = block
 
     def is_away(self, key: Key) -> bool:
         """Return whether a reader has named a block that came, and was left to the disk until it is read."""
@@ -78,11 +84,13 @@ class BlockMemory:
         if owner is not None:
             self._ahead[owner] -= size
 
-    def hold(self, block: Block, data: Data) -> None:
-        """Keep a block that has come, and make room for it."""
+    def hold(self, block: Block, data: Data, *, mapped: bool) -> None:
+        """Keep a block that has come, or that is mapped from the cache, and make room for it."""
         block.place, block.data = Place.READY, data
-        (self._read if block.owner is None else self._unread)[block.key] = block
-        self.held_bytes += block.size
+        part = max(block.size // MAPPED_PART, self.limit // MAX_MAPPED)
+        block.weight = min(block.size, part) if mapped else block.size
+        self._home(block)[block.key] = block
+        self.held_bytes += block.weight
         self.make_room()
 
     def take(self, block: Block, cost: Cost, used: int) -> Data:
@@ -92,27 +100,31 @@ class BlockMemory:
             cost.add(block.cost)
             block.cost = Cost()
         data = block.data
-        if block.owner is not None:
-            del self._unread[block.key]
-            self._disown(block)
-        elif block.unread > 0:
-            del self._read[block.key]
-        else:
-            del self._spent[block.key]
-            self._spent_bytes -= block.size
+        home = self._home(block)
+        del home[block.key]
+        if home is self._spent:
+            self._spent_bytes -= block.weight
+        self._disown(block)
         block.unread -= used
-        if block.unread > 0:
-            self._read[block.key] = block
-        else:
-            self._spent[block.key] = block
-            self._spent_bytes += block.size
-            self._drop_from(self._spent, self._spent_bytes - MAX_SPENT_BYTES)
+        home = self._home(block)
+        home[block.key] = block
+        if home is self._spent:
+            self._spent_bytes += block.weight
+            self._drop_from(home, self._spent_bytes - MAX_SPENT_BYTES)
         return data
 
     def make_room(self) -> None:
-        """Drop what was read, the longest ago first; then what is to be read, where the disk has it."""
-        for held in (self._spent, self._read, self._unread):
+        """Drop what was read, the longest ago first; what is to be read, where the disk has it; and then maps."""
+        for held in (self._spent, self._read, self._unread, self._mapped):
             self._drop_from(held, self.held_bytes - self.limit)
+
+    def _home(self, block: Block) -> OrderedDict[Key, Block]:
+        """Return where a block is held."""
+        if block.owner is not None:
+            return self._unread
+        if block.unread <= 0:
+            return self._spent
+        return self._mapped if block.weight < block.size else self._read
 
     def _drop_from(self, held: OrderedDict[Key, Block], over: int) -> None:
         if over <= 0:
@@ -123,12 +135,12 @@ class BlockMemory:
                 break
             if not block.waiters and not block.writing and (held is not self._unread or block.file.cache.keeps):
                 victims.append(block)
-                over -= block.size
+                over -= block.weight
         for block in victims:
             del held[block.key], self.blocks[block.key]
-            self.held_bytes -= block.size
+            self.held_bytes -= block.weight
             if held is self._spent:
-                self._spent_bytes -= block.size
+                self._spent_bytes -= block.weight
             if block.owner in self._ahead:
                 # It counts until it is read: else a reader whose window is larger than the memory would name, and have
                 # fetched, more than the disk holds.

@@ -27,8 +27,8 @@ class RemoteOptions:
         timeout: seconds after which an answer that does not come counts as a failure.
         first_pause: seconds before the second attempt; doubles with each further one.
         longest_pause: where the doubling stops.
-        memory_limit: most bytes of blocks held in memory, per process. No more, and no more than an eighth of
-            ``cache_limit``, is fetched ahead of its reading.
+        memory_limit: most bytes of blocks held in memory, per process, of which those mapped from the cache count a
+            sixteenth. No more, and no more than an eighth of ``cache_limit``, is fetched ahead of its reading.
         max_connections: most requests at a time, per process; how many there are is measured.
         hedge: ask a second time where an answer takes much longer than most did; the first one to come is used.
     """

@@ -29,7 +29,7 @@ def fetcher_of(options: RemoteOptions) -> Fetcher:
     """Return this process's fetcher for files of such a cache and such bounds."""
     folder = options.folder() if options.cache_limit else None
     memory, most = options.memory_limit, options.max_connections
-    ahead = min(memory, options.cache_limit // AHEAD_PART) if options.cache_limit else memory
+    ahead = min(memory, options.cache_limit // AHEAD_PART) if options.cache_limit else memory // 2
     key = (os.getpid(), folder, memory, ahead, most)
     found = _fetchers.get(key)
     if found is None:
