@@ -59,9 +59,9 @@ test-lowest:
 	VIRTUAL_ENV=$(LOWEST_CORE) $(UV) -e . $(CORE_TOOLS)
 	$(LOWEST_CORE)/bin/python -m pytest -W ignore::DeprecationWarning $(EVERYDAY) $(CORE_TESTS)
 
-# What is quick to run while working: orders, sources, metrics and detectors, without processes of their own.
+# What is quick to run while working: orders, metrics, states and detectors, with few examples of each property.
 test-fast: setup
-	$(BIN)/python -m pytest -q -m "not soak and not distributed" -n 2 tests/order tests/metrics tests/states tests/debug/detectors tests/test_public_names.py tests/test_errors.py
+	$(BIN)/python -m pytest -q -m "not soak and not distributed" -n 2 --hypothesis-profile fast tests/order tests/metrics tests/states tests/debug/detectors tests/test_public_names.py tests/test_errors.py
 
 check: setup
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "default", deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("fast", settings.get_profile("default"), max_examples=8)
 settings.register_profile("soak", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 
 # Before torch is imported, and for every process a test starts: what tests compute is so small that threads only wait
@@ -22,13 +23,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how hard hypothesis tries (``make soak`` selects by the marker ``soak``), and let Ctrl-C reach programs.
+    """Choose how hard hypothesis tries, and let Ctrl-C reach programs.
 
-    A suite started in the background inherits an ignored SIGINT, and so would every program that a test interrupts.
+    ``make soak`` asks for its examples by the marker, ``make test-fast`` by the profile's name. A suite started in the background inherits an ignored SIGINT, and so would every program that a test interrupts.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    settings.load_profile("soak" if config.getoption("markexpr") == "soak" else "default")
+    usual = "soak" if config.getoption("markexpr") == "soak" else "default"
+    settings.load_profile(config.getoption("--hypothesis-profile", None) or usual)
 
 
 ROOT = Path(__file__).resolve().parent.parent
