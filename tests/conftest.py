@@ -25,7 +25,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how hard hypothesis tries, and let Ctrl-C reach programs.
 
-    ``make soak`` asks for its examples by the marker, ``make test-fast`` by the profile's name. A suite started in the background inherits an ignored SIGINT, and so would every program that a test interrupts.
+    ``make soak`` asks for its examples by the marker, ``make test-fast`` by the profile's name. A suite started in the
+    background inherits an ignored SIGINT, and so would every program that a test interrupts.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
