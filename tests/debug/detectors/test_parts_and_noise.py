@@ -167,6 +167,42 @@ def test_an_error_in_other_units_is_not_held_against_the_training_loss(kind: str
     assert len(found_by(OverfittingDetector(), train, held_out)) == alarms
 
 
+def detector_rows(count: int, *, total_rises: float) -> list[dict[str, float]]:
+    """Return rows as detection transformers log them: a total, its weighted parts, and the same parts unscaled."""
+    down = np.exp(-np.linspace(0, 5, count))
+    turn = np.concatenate((np.linspace(0.9, 0.27, count // 2), np.linspace(0.27, 0.45, count - count // 2)))
+    box = 0.5 + 1.5 * down
+    rest = np.concatenate((np.zeros(count // 2), np.linspace(0, total_rises, count - count // 2)))
+    return [
+        {
+            "epoch": n,
+            "train_loss": float(1 + 10 * down[n]),
+            "test_loss_ce_unscaled": float(turn[n]),
+            "test_loss_ce": float(turn[n]),
+            "test_loss_bbox": float(5 * box[n]),
+            "test_loss_bbox_unscaled": float(box[n]),
+            "test_loss": float(turn[n] + 5 * box[n] + rest[n]),
+        }
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("total_rises", "said"), [(0.0, Verdict.HEALTHY), (4.0, Verdict.UNHEALTHY)])
+def test_the_named_total_decides_whatever_a_part_or_an_unscaled_copy_does(total_rises: float, said: Verdict) -> None:
+    report = DEBUGGER.debug(detector_rows(240, total_rises=total_rises))
+    assert report.verdict is said
+    names = [finding.detection.evidence[0].signal for finding in report.runs[0].findings]
+    assert names == ([] if said is Verdict.HEALTHY else ["test_loss"])
+
+
+def test_a_total_that_was_seldom_logged_does_not_hide_its_parts() -> None:
+    training = signal("loss", falling_loss(180, start=0.6, end=0.02, noise=0.002))
+    part = np.concatenate((np.linspace(0.5, 0.2, 6), np.linspace(0.22, 0.5, 12)))
+    held_out = signal("val_ce_loss", part, kind="eval_loss", steps=np.arange(18) * 10.0)
+    total = signal("val_loss", np.array([0.5, 0.4]), kind="eval_loss", steps=np.array([0.0, 170.0]))
+    assert len(found_by(OverfittingDetector(), training, held_out, total)) == 1
+
+
 def test_the_whole_debugger_says_the_same_of_parts() -> None:
     rows = [
         {"step": n, "task_loss": float(task), "kd_loss": float(kd)}

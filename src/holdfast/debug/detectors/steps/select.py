@@ -215,10 +215,17 @@ class SelectRule(SharedRule):
 
 
 def sum_of_parts(losses: Sequence[Signal]) -> list[Signal]:
-    """Return losses of which none is a total, logged at the same steps, as their sum; any others as they are."""
+    """Return the totals among losses where they are named and no part has more points; where none is, their sum.
+
+    Only losses that are logged at the same steps are added up; any others are returned as they are.
+    """
     parts = [signal for signal in losses if len(signal.values)]
+    longest = max((len(part.values) for part in parts), default=0)
+    totals = _named_totals(parts)
+    if totals and max(len(total.values) for total in totals) == longest:
+        return totals
     alike = all(np.array_equal(part.steps, parts[0].steps) for part in parts)
-    if len(parts) < 2 or not alike or _named_totals(parts) or len({part.name for part in parts}) < len(parts):
+    if len(parts) < 2 or not alike or len({part.name for part in parts}) < len(parts):
         return list(losses)
     name = " + ".join(part.name for part in parts)
     return [replace(parts[0], name=name, values=np.sum([part.values for part in parts], axis=0))]
