@@ -92,8 +92,6 @@ def test_the_thresholds_that_a_failures_page_names_exist(detector: BaseDetector)
     assert named <= set(thresholds_of(detector)) | {field.name for field in fields(detector)}  # type: ignore[arg-type]
 
 
-# Each of these is one program from its first example to its last, and is run as such.
-ONE_PROGRAM = {"checkpoint.md", "debug.md", "packing.md"}
 CONTINUES = re.compile(r"other examples on this page continue|Continue the program above")
 
 
@@ -101,7 +99,7 @@ def test_every_example_defines_what_it_uses_or_its_page_says_that_it_continues(t
     for page in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         text = page.read_text(encoding="utf-8")
         for block in FENCE.finditer(text):
-            alone = page.name not in ONE_PROGRAM and not CONTINUES.search(text[: block.start()])
+            alone = not CONTINUES.search(text[: block.start()])
             if alone and block["language"] == "python" and block["title"] != "before":
                 line = text[: block.start()].count("\n") + 1
                 (tmp_path / f"{page.stem}-{line}.py").write_text(dedent(block["body"]), encoding="utf-8")
