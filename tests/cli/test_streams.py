@@ -79,3 +79,12 @@ def test_an_interrupt_while_modules_are_imported_is_quiet() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("command", ["debug LOG", "inspect LOG"])
+def test_output_that_is_not_utf_8_shows_what_it_can(log: Path, command: str) -> None:
+    done = shell(f"PYTHONIOENCODING=ascii holdfast {command}", log)
+    assert "Error" not in done.stderr
+    assert done.returncode == (1 if command.startswith("debug") else 0)
+    assert "loss" in done.stdout
+    assert done.stdout.isascii()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.sources.servers import FaultyServer
 from tests.sources.support import answer_first_values, plain, ragged, rows, through_pickle
 
-from holdfast.errors import ConfigError, RemoteReadError, SourceChangedError
+from holdfast.errors import ConfigError, RemoteReadError, SourceChangedError, SourceError
 from holdfast.sources import JsonlSource, ParquetSource, RemoteOptions, Source, TarSource, TokenFileSource
 from holdfast.sources.block_cache import BlockCache
 from holdfast.sources.fetch.process import fetcher_of
@@ -424,3 +424,10 @@ def test_an_error_does_not_show_what_opens_a_signed_url(server: FaultyServer, op
 def test_options_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         RemoteOptions(**wrong)
+
+
+@pytest.mark.parametrize("url", ["reference://x.jsonl", "dbfs://x.jsonl", "dir://x.jsonl", "unknown://x.jsonl"])
+def test_a_url_that_no_file_system_can_open_is_refused_by_name(url: str) -> None:
+    with pytest.raises(SourceError, match="fsspec cannot open this URL") as caught:
+        len(JsonlSource(url))
+    assert url in str(caught.value)

@@ -8,6 +8,7 @@ interrupt during any import then ends as quietly as one during the work.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from contextlib import suppress
@@ -98,6 +99,7 @@ def _run(arguments: list[str]) -> int:
     try:
         if sys.stdout is None:
             raise OSError(errno.EBADF, "standard output is closed")
+        _show_what_the_terminal_can()
         code = _answer(arguments)
         sys.stdout.flush()
         return code
@@ -143,6 +145,12 @@ def _open_missing_streams() -> None:
     """Give the program somewhere to write messages and something to read, where the caller has closed the stream."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
+
+
+def _show_what_the_terminal_can() -> None:
+    """Print question marks for characters that the encoding of the output lacks, as a Latin-1 locale's does."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _output_fails() -> bool:

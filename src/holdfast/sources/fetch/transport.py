@@ -161,8 +161,8 @@ def open_system(url: str, options: RemoteOptions) -> tuple[Any, str]:
             f"reading {url.partition('://')[0]}:// URLs needs another package: {error}",
             hint="pip install 'holdfast[remote]'",
         ) from error
-    except ValueError as error:
-        raise SourceError(f"no file system supports the URL: {error}", url=url) from error
+    except Exception as error:  # each file system has errors of its own
+        raise SourceError(f"fsspec cannot open this URL: {type(error).__name__}: {error}", url=url) from error
     return system, path
 
 
