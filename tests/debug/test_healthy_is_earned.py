@@ -116,3 +116,32 @@ def test_a_column_of_a_table_that_nobody_filled_takes_nothing_away(tmp_path: Pat
     rows = "".join(f"{n},{2 / (n + 1) + 0.2:.4f},nan\n" for n in range(40))
     path.write_text("epoch,train_loss,val_loss\n" + rows)
     assert MLSystemsDebugger(plugins=False).debug(path).verdict is Verdict.HEALTHY
+
+
+OUTCOMES = [(5.1, 2.3, 7e6, 0.9)[n % 4] + 0.01 * n for n in range(30)]
+SEARCHES = {
+    "hyperopt.log": "\n".join(f"job returned status: ok\njob returned loss: {loss}" for loss in OUTCOMES),
+    "trials.csv": "trial,lr,loss\n" + "\n".join(f"{n},{0.01 * n},{loss}" for n, loss in enumerate(OUTCOMES)),
+    "trials.jsonl": "\n".join(f'{{"trial_id": "t{n}", "loss": {loss}}}' for n, loss in enumerate(OUTCOMES)),
+}
+
+
+@pytest.mark.parametrize("name", list(SEARCHES))
+def test_one_loss_per_trial_of_a_search_is_no_training(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(SEARCHES[name] + "\n")
+    run = DEBUGGER.debug(path).runs[0]
+    assert (run.verdict, run.findings) == (Verdict.UNKNOWN, ())
+    assert run.reason is not None
+    assert "trials" in run.reason.text
+
+
+def test_the_rows_of_one_trial_and_the_rewards_of_many_are_training(tmp_path: Path) -> None:
+    falling = [2.0 * 0.9**n for n in range(30)]
+    rows = {
+        "one.csv": "trial,step,loss\n" + "\n".join(f"1,{n},{loss}" for n, loss in enumerate(falling)),
+        "agent.csv": "trial,reward\n" + "\n".join(f"{n},{-loss}" for n, loss in enumerate(falling)),
+    }
+    for name, text in rows.items():
+        (tmp_path / name).write_text(text + "\n")
+        assert DEBUGGER.debug(tmp_path / name).verdict is Verdict.HEALTHY

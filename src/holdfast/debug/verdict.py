@@ -66,6 +66,8 @@ class VerdictRule:
             kinds = {signal.kind for signal in signals}
             what = "; the parameter hashes show nothing wrong" if "param_hash" in kinds else ""
             what = "; the collectives show nothing wrong" if "collective" in kinds else what
+            trials = [signal.name for signal in signals if "trials" in signal.metadata]
+            what = f": {trials[0]!r} is of trials, each of them a run of its own" if trials else what
             return Reason(ReasonCode.NO_LOSS, f"no loss found{what}")
         if all("unnamed" in signal.metadata for signal in like):
             text = f"{len(like)} columns without names: it is unknown which of them should fall or rise"

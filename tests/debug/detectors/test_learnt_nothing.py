@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tests.debug.detectors.series import falling_loss, found_by, signal
 
 from holdfast.debug import MLSystemsDebugger, Verdict
 from holdfast.debug.detectors import GradientExplosionDetector, LossPlateauDetector
+from holdfast.debug.ingestion.names import meaning_of
 from holdfast.debug.types import DetectionContext, Severity, Signal
+from holdfast.errors import UnreadableLogError
 
 DEBUGGER = MLSystemsDebugger(plugins=False)
 EPOCHS = np.arange(51.0, 121.0)
@@ -227,3 +231,46 @@ def test_a_mean_reward_below_zero_that_hardly_moves_in_a_million_steps_is_a_plat
 def test_a_mean_reward_that_moves_is_none(values: np.ndarray) -> None:
     assert found_by(LossPlateauDetector(), rewarded(values, LONG)) == ()
     assert found_by(LossPlateauDetector(), rewarded(values, LONG, name="eval/ep_rew_mean")) == ()
+
+
+def counted(count: int, *, true_positives: float = 0.0, false_positives: float = 0.0) -> list[dict[str, float]]:
+    wrong = {"FP": false_positives, "FN": 35_809.0, "TP": true_positives, "TN": 162_444.0}
+    return [{"Epoch": n, "Precision": 0.0, "Recall": 0.0, "F1": 0.0, **wrong} for n in range(count)]
+
+
+def test_counts_that_show_one_answer_for_every_sample_are_a_plateau() -> None:
+    report = DEBUGGER.debug(counted(11))
+    assert [finding.detection.failure.name for finding in report.runs[0].findings] == ["plateau"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        counted(5),  # too few
+        counted(11, false_positives=3.0),  # answers differ
+        [{name: row[name] for name in ("Epoch", "Precision", "Recall", "F1")} for row in counted(11)],  # not measured
+    ],
+)
+def test_scores_of_zero_without_counts_that_prove_them_are_none(rows: list[dict[str, float]]) -> None:
+    assert DEBUGGER.debug(rows).verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("name", ["x_hit_id", "hit_count", "recall_idx"])
+def test_identifiers_and_counts_of_data_are_no_scores(name: str) -> None:
+    assert meaning_of(name).kind is None
+
+
+@pytest.mark.parametrize("name", ["Hits@10", "hit_rate", "HitRatio", "hits_at_1"])
+def test_a_share_of_hits_is_a_score(name: str) -> None:
+    assert meaning_of(name).kind == "metric"
+
+
+def test_the_shapes_of_a_printed_object_are_no_series_that_could_stand_still(tmp_path: Path) -> None:
+    sizes = (110_000 + 9_000 * np.random.default_rng(3).standard_normal(120)).astype(int)
+    bar = "Predicting DataLoader 0:   0%|          | {n}/1000 [00:02<24:11,  1.45s/it]"
+    shapes = "Data(edges=[2, {s}], pt=[{s}], event_id='000021000', truth_map=[{s}], precision=[{s}])"
+    lines = [f"{bar}{shapes}".format(n=n, s=size) for n, size in enumerate(sizes.tolist())]
+    path = tmp_path / "output.log"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(UnreadableLogError):
+        DEBUGGER.debug(path)

@@ -60,6 +60,7 @@ class LossPlateauDetector(BaseDetector):
             (
                 *("loss", "eval_loss", "perplexity", "metric", "reward", "entropy", "kl", "value_loss"),
                 *("update_norm", "weight_norm", "lr", "grad_norm"),
+                "other",  # counts of right and wrong answers
             )
         )
 
@@ -99,6 +100,9 @@ class LossPlateauDetector(BaseDetector):
             return self._frozen(*frozen)
         if (worthless := self.stall.score.find_worthless(signals)) is not None:
             return self._worthless(worthless)
+        if (count := self.stall.score.finds_none(signals)) is not None:
+            claim = f"is 0 in all {len(count.values)} evaluations, as are the false finds: one answer for every sample"
+            return self._warned(count, claim, 0.0, {"level": 0.0})
         if any(self.stall.still_rises(rate) for rate in of_kind(signals, "lr")):
             return None
         stands = self.standstill.find(signals)

@@ -21,7 +21,7 @@ from holdfast.debug.ingestion.restarts import Counters, divide_runs
 from holdfast.debug.ingestion.steps import fill_gaps, repair_steps
 from holdfast.debug.ingestion.table import Column, Table
 from holdfast.debug.ingestion.unnamed import named_by_context
-from holdfast.debug.types import Signal
+from holdfast.debug.types import LOSS_LIKE, Signal
 
 __all__ = ["Reading", "dense", "main_column", "read_columns", "restrict"]
 
@@ -34,6 +34,7 @@ _SET_NAMES = frozenset(("dataset", "data", "set", "partition", "data_set"))
 _TAG_NAMES = frozenset(("metric", "tag", "key", "metric_name", "name", "variable", "type", "kind"))
 _SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
 _VALUE_NAMES = frozenset(("value", "values", "scalar", "metric_value"))
+_TRIAL_NAMES = frozenset(("trial", "trial_id", "trial_number", "trial_num", "trial_index"))
 _MOST_GROUPS = 4096
 _WHOLE_RUN = frozenset(("total_timesteps", "time_total_timesteps", "global_step", "trainer_global_step", "total_steps"))
 MIN_FILES = 8
@@ -85,6 +86,7 @@ def read_columns(
         if _names_files(labels) or _lists_results(columns, labels):
             return Reading(has_step=False)
         reading.has_step = False
+        columns = _of_trials(columns, labels, count)
         if count > 1:
             reading.notes.append("no step column was found; rows are counted instead")
     axis_columns = {id(column) for column in (step, epoch) if column is not None}
@@ -130,6 +132,24 @@ def _names_files(labels: Mapping[str, NDArray[Any]]) -> bool:
         if distinct and all(_FILE.search(word) and not _WEIGHTS.search(word) for word in named):
             return True
     return False
+
+
+def _of_trials(columns: list[Column], labels: Mapping[str, NDArray[Any]], count: int) -> list[Column]:
+    """Return the columns, marked where each row is another trial of a search over settings.
+
+    What an agent earns in a trial is an episode's.
+    """
+    meanings = [column.meaning or meaning_of(column.name) for column in columns]
+    told: list[NDArray[Any]] = [words for name, words in labels.items() if plain(name) in _TRIAL_NAMES]
+    told += [column.values for column in columns if plain(column.name) in _TRIAL_NAMES]
+    another = any(len(set(trials.tolist())) == count > 1 for trials in told)
+    if not another or any(meaning.kind == "reward" for meaning in meanings):
+        return columns
+    marked = [replace(meaning, metadata={**meaning.metadata, "trials": True}) for meaning in meanings]
+    return [
+        replace(column, meaning=meaning) if meaning.kind in LOSS_LIKE else column
+        for column, meaning in zip(columns, marked, strict=True)
+    ]
 
 
 def _lists_results(columns: Sequence[Column], labels: Mapping[str, NDArray[Any]]) -> bool:

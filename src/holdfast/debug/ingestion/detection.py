@@ -19,7 +19,7 @@ from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.run_log import RunLog
-from holdfast.debug.types import LOSS_LIKE
+from holdfast.debug.types import LOSS_LIKE, Signal
 from holdfast.errors import UnreadableLogError
 
 __all__ = ["default_formats", "rank_formats", "read_file"]
@@ -93,7 +93,9 @@ def read_file(
 def _is_telling(log: RunLog) -> bool:
     """Return whether a reading holds a series that shows how training goes, or events, which show it as well."""
     runs = (log, *log.later)
-    return any(run.events or any(signal.kind and len(signal.steps) > 1 for signal in run.signals) for run in runs)
+    return any(
+        run.events or any((s.kind or _is_of_trials(s)) and len(s.steps) > 1 for s in run.signals) for run in runs
+    )
 
 
 def _shows_course(log: RunLog) -> bool:
@@ -102,7 +104,15 @@ def _shows_course(log: RunLog) -> bool:
     A format that knows its own lines and no others may read learning rates and pass over the losses between them.
     """
     runs = (log, *log.later)
-    return any(run.events or any(s.kind in _TELLS and len(s.steps) > 1 for s in run.signals) for run in runs)
+    return any(
+        run.events or any((s.kind in _TELLS or _is_of_trials(s)) and len(s.steps) > 1 for s in run.signals)
+        for run in runs
+    )
+
+
+def _is_of_trials(signal: Signal) -> bool:
+    """Return whether a series holds the losses of a search: known for what it is, though no run's."""
+    return "trials" in signal.metadata
 
 
 def _grasp(log: RunLog) -> tuple[bool, bool, float]:

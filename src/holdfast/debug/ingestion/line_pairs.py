@@ -67,6 +67,8 @@ _OF_SPLIT = re.compile(
 )
 _OF_SPLIT_NAME = re.compile(r"([A-Za-z][\w ]{0,20}?)[ ]?(?=[:=])")
 _SHORT = {"l": "loss", "a": "acc"}
+# An object printed with the shapes of its fields, as PyTorch Geometric does: ``Data(x=[1024, 16], y=[1024])``.
+_SHAPES = re.compile(r"\b[A-Z]\w{0,60}\((?=\w{1,60}=\[\d{1,12}(?:, \d{1,12}){0,8}\][,)])[^()]{0,8000}\)")
 _WIDE = re.compile(r"\t[\t ]*| {2,}")
 _UNIT = (
     r"(?:\s?(?:[A-Za-z]{1,10}/[A-Za-z]{1,10}|(?:[kKMGT]i?)?B|sec(?:s|onds?)?|s|ms|us|min(?:utes)?|hours?|hrs?|h|it|tokens|"
@@ -130,6 +132,8 @@ def with_gaps(line: str) -> str:
         line = _ARROW.sub(r"\1", line)
     if "]: [" in line or "]:[" in line or "]=[" in line:
         line = _LISTS.sub(_side_by_side, line)
+    if "=[" in line:
+        line = _SHAPES.sub("", line)
     if "=" in line and "(" in line:
         line = _OF_SPLIT.sub(_told_apart, line)
     if "{" in line:

@@ -87,11 +87,11 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         # Things that contain the word of another kind, so they come first.
         (
             r"(^|_)(every|freq|frequency|interval|period|patience|threshold|cutoff|schedule|scheduler|fn|function|batch_size"
-            r"|warmup|warmup_steps|smoothing|init|target|clip_range|range|decay_steps|min_lr|max_lr|base_lr|end_lr)$",
+            r"|warmup|warmup_steps|smoothing|init|target|clip_range|range|decay_steps|min_lr|max_lr|base_lr|end_lr|ids?|idx|indices)$",
             "",
         ),
         (r"(^|_)(return|exit)_(code|value|status|type|dict|tensors?)s?(_|$)|^target_", ""),
-        (r"(loss|acc|accuracy|reward|error)_(num|count|n|cnt)$", ""),
+        (r"(loss|acc|accuracy|reward|error|hits?)_(num|count|n|cnt)$", ""),
         (r"^time_(train|val|total|batch|batch_in_epoch|epoch|token|sample|iteration|exp|elapsed)$", ""),
         (r"(^|_)fp16_scale$", "loss_scale"),
         (
@@ -194,7 +194,7 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (
             r"(^|_)(acc\w?|accuracy|accuracies|acc_?\d|top_?[15]|f1|f1_score|precision|recall|auc|auroc|roc_auc|map|m_ap\w*|ap|ap_?(50|75)|a_?ps|a_?pm|a_?pl|prec(_?[15])?"
             r"|map_?50\w*|iou|miou|m_io_u|(sacre)?bleu\w*|rouge\w*|meteor|exact_match|em|hella\w*|hellaswag|psnr|ssim|dice|r2"
-            r"|r_2|r2_score|correct|success_rate|mcc|kappa|sensitivity|specificity|cider\w*|spice|chrf\w*|bert_?score|inception_score|elo|solved_rate|pass_?\d+|spearman\w*|pearson\w*|ndcg|hit\w*|mrr|fitness|srcc|plcc|krcc|srocc|win_?rate)(_|$)|_scores?$",
+            r"|r_2|r2_score|correct|success_rate|mcc|kappa|sensitivity|specificity|cider\w*|spice|chrf\w*|bert_?score|inception_score|elo|solved_rate|pass_?\d+|spearman\w*|pearson\w*|ndcg|hits?(_?(rate|ratio|at))?(_?\d+)?|mrr|fitness|srcc|plcc|krcc|srocc|win_?rate)(_|$)|_scores?$",
             "metric+",
         ),
         (
@@ -273,6 +273,8 @@ _NOT_FEATURES = frozenset(
     ("mean", "avg", "max", "min", "std", "sum", "total", "loss", "ref", "coef", "coeff", "beta", "penalty", "target",
      "policy", "reward", "value", "token", "tokens", "sequence", "step", "div", "divergence")
 )  # fmt: skip
+# What a search over settings prints of each of its trials: Hyperopt's "job returned loss: 0.5".
+_OF_TRIALS = re.compile(r"^job_returned_|^trial_(loss|score|objective)$")
 _NOT_LAYERS = frozenset(
     ("total", "global", "all", "mean", "max", "min", "train", "norm", "step", "clipped", "unclipped")
 )
@@ -342,6 +344,8 @@ def _kind_of(word: str) -> tuple[str | None, dict[str, Any]]:
     words = [part for part in word.split("_") if part]
     evaluation = any(part in EVALUATION_WORDS for part in words)
     metadata: dict[str, Any] = {"split": "eval"} if evaluation else {}
+    if _OF_TRIALS.search(word):
+        metadata["trials"] = True
     stripped = "_".join(part for part in words if part not in EVALUATION_WORDS and part not in ("train", "training"))
     kind = EXACT[word] if word in EXACT else EXACT.get(stripped)
     if kind is None:

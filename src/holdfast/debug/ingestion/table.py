@@ -88,7 +88,7 @@ class Table:
         drafts: list[_Draft] = []
         for number, (column, meaning) in enumerate(zip(self.columns, meanings, strict=True)):
             metadata: dict[str, Any] = {**meaning.metadata, **column.metadata}
-            if meaning.kind is not None:
+            if meaning.kind is not None and "trials" not in metadata:  # Of several runs one value each is no series.
                 metadata["kind"] = meaning.kind
             steps, values = self._along_axis(column, positions)
             steps, values = _without_filler(steps, values)

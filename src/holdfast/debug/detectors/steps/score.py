@@ -28,6 +28,10 @@ _ERRORS = re.compile(r"(?:^|[^a-z])(?:wer|cer|(?:word|char(?:acter)?)_?error(?:_
 _SIGNED = re.compile(
     r"(?:^|[^a-z])(?:r2|mcc|matthews(?:_?corr(?:elation|coef)?)?|kappa|qwk)(?:[^a-z\d]|$)", re.IGNORECASE
 )
+# The counts behind a precision and a recall: what was found, and what was overlooked.
+_FOUND = re.compile(r"(?:^|[^a-z])(?:tp|true_?positives?)$", re.IGNORECASE)
+_CLAIMED = re.compile(r"(?:^|[^a-z])(?:fp|false_?positives?)$", re.IGNORECASE)
+_OVERLOOKED = re.compile(r"(?:^|[^a-z])(?:fn|false_?negatives?)$", re.IGNORECASE)
 _JUDGE = re.compile(r"(?:^|[^a-z])(?:d|dis|disc|discriminator)[_ ./-]?loss|loss[_ ./-]?(?:d|disc\w*)$", re.IGNORECASE)
 _FORGER = re.compile(r"(?:^|[^a-z])(?:g|gen|generator)[_ ./-]?loss|loss[_ ./-]?(?:g|gen\w*)$", re.IGNORECASE)
 _ACCURACY = re.compile(r"(?:^|[^a-z])acc(?:uracy)?(?:[^a-z]|$)", re.IGNORECASE)
@@ -90,6 +94,19 @@ class ScoreRule:
         scores = self._scores(signals, _OVERLAP, _MATCH, _ERRORS)
         told = [signal for signal in scores if self._is_long(signal) and np.any(signal.values != 0.0)]
         return told[0] if told and not any(self._is_worth(signal) for signal in scores) else None
+
+    def finds_none(self, signals: Sequence[Signal]) -> Signal | None:
+        """Return the count of what was found where it is 0 in every evaluation, and so is that of false finds.
+
+        What was overlooked is counted beside them, which proves that it was measured: one answer for all.
+        """
+        counts = [s for s in of_kind(signals, "other") if s.layer is None and count_of(s) >= self.worthless_points]
+        found, claimed, overlooked = (
+            [signal for signal in counts if name.search(signal.name)] for name in (_FOUND, _CLAIMED, _OVERLOOKED)
+        )
+        none = all(not np.any(signal.values) for signal in (*found, *claimed))
+        missed = any(bool(np.all(signal.values > 0)) for signal in overlooked)
+        return found[0] if found and claimed and none and missed and self.select.began(found[0].steps) else None
 
     def proves_nothing(self, signals: Sequence[Signal]) -> str | None:
         """Say what keeps a run whose loss falls from being called healthy; None where nothing does.
