@@ -23,7 +23,7 @@ from torch.distributed.fsdp import ShardingStrategy
 
 from holdfast import checkpoint
 from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
-from holdfast.errors import CheckpointError, UnsafeCheckpointError
+from holdfast.errors import CheckpointError, ConfigError, UnsafeCheckpointError
 
 
 def beyond_its_end() -> io.BytesIO:
@@ -231,9 +231,23 @@ def test_values_under_keys_that_are_numbers_are_restored_where_they_were(tmp_pat
             "optimizer": {0: {"step": value, "moment": torch.full((2,), float(value))}, 1: {"step": value}},
             "plain": {(1, 2): [value], "0": value},
             "list": [{3: value, "t": torch.full((1,), float(value))}],
+            "mixed": {0: {"al": [torch.full((1,), float(value)), None, value], "t": value}, True: {"u": [value, {}]}},
+            "a.b": {"c": value},
+            "a": {"b": {"d": value}},
         }
 
     checkpoint.save(state(7), tmp_path / "c", step=1)
     into = state(0)
     checkpoint.load(into, tmp_path / "c")
     assert str(into) == str(state(7))
+
+
+def test_keys_that_torch_cannot_sort_or_keep_apart_are_refused(tmp_path: Path) -> None:
+    mixed: dict[Any, Any] = {1: 2, "t": torch.ones(1)}
+    with pytest.raises(ConfigError, match=r"cannot be sorted together: int, str"):
+        checkpoint.save(mixed, tmp_path / "c", step=1)
+    with pytest.raises(ConfigError, match=r"'1' and 1 in the state\['s'\]\[0\] are the same key"):
+        checkpoint.save({"s": [{"1": {"a": 5}, 1: {"b": 6}}]}, tmp_path / "c", step=1)
+    checkpoint.save({"t": torch.ones(1)}, tmp_path / "c", step=1)
+    with pytest.raises(CheckpointError, match="cannot be sorted together"):
+        checkpoint.load(mixed, tmp_path / "c")

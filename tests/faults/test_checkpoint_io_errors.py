@@ -61,8 +61,10 @@ def test_whatever_call_fails_the_old_checkpoint_is_as_it_was_or_the_new_one_is_s
         put(staging)
 
     def watched_close(staging: Staging) -> None:
-        sys.setprofile(None)
-        close(staging)
+        try:
+            close(staging)
+        finally:
+            sys.setprofile(None)
 
     monkeypatch.setattr(Staging, "close", watched_close)
     before = tmp_path / "before"

@@ -165,8 +165,9 @@ class Staging:
         lock, self._lock = self._lock, None
         if lock is not None:
             try:
-                if not self._is_target_aside():  # else the next saver puts that back
-                    shutil.rmtree(self.folder, ignore_errors=True)
+                with contextlib.suppress(OSError):  # what cannot be told is left to the next saver
+                    if not self._is_target_aside():  # else the next saver puts that back
+                        shutil.rmtree(self.folder, ignore_errors=True)
             finally:  # interrupted, it leaves the rest to the next saver
                 lock.let_go()
 

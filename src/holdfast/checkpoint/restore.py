@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from holdfast.checkpoint.reader import ParallelFileSystemReader
 from holdfast.checkpoint.replaced import read_again
 from holdfast.checkpoint.report import LoadReport
 from holdfast.checkpoint.sharing import naming_peers
+from holdfast.checkpoint.state_keys import unsortable
 from holdfast.errors import CheckpointError, CheckpointMismatchError, HoldfastError
 
 __all__ = ["load"]
@@ -47,6 +49,7 @@ class _NamingPlanner(DefaultLoadPlanner):
                         hint="call model.to_empty(device=…) before loading",
                     )
         super().set_up_planner(state_dict, metadata, is_coordinator)
+        self._places = dict(_places(self.original_state_dict))
 
     def create_local_plan(self) -> LoadPlan:
         try:
@@ -55,26 +58,30 @@ class _NamingPlanner(DefaultLoadPlanner):
             raise misfit(self) or error from None
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Set an object where the caller has it; under a key that is a number, torch would add another entry."""
-        container: Any = self.original_state_dict
-        *above, last = self.mappings[read_item.dest_index.fqn]
-        try:
-            for part in above:
-                container = container[_own_key(container, part)]
-        except LookupError:  # an entry that is new to the caller
-            container = None
-        key = _own_key(container, last)
-        if isinstance(container, dict) and key in container:
-            container[key] = torch.load(value, weights_only=False)
-        else:
+        """Set an object where the caller has it; under a key that is not text, torch would add another entry."""
+        place = self._places.get(read_item.dest_index.fqn)
+        if place is None:
             super().load_bytes(read_item, value)
+        else:
+            container, key = place
+            container[key] = torch.load(value, weights_only=False)
 
 
-def _own_key(container: Any, part: Any) -> Any:
-    """Return the key of a container that torch has made a text of."""
-    if not isinstance(container, dict) or part in container:
-        return part
-    return next((key for key in container if str(key) == part), part)
+def _places(container: Any, prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield the flat name of everything that torch stores on its own, and the container and key it is found at."""
+    for key, value in container.items() if isinstance(container, Mapping) else enumerate(container):
+        name = f"{prefix}{key}"
+        if _is_stored_whole(value):
+            yield name, (container, key)
+        else:
+            yield from _places(value, f"{name}.")
+
+
+def _is_stored_whole(value: Any) -> bool:
+    """Return whether torch stores a value as one item: all but dicts, and lists that hold tensors or dicts."""
+    if isinstance(value, list):
+        return not any(isinstance(entry, torch.Tensor) or not _is_stored_whole(entry) for entry in value)
+    return not isinstance(value, Mapping)
 
 
 def misfit(planner: DefaultLoadPlanner) -> CheckpointMismatchError | None:
@@ -154,7 +161,7 @@ def _load(
     sharing = options.get("share_within")
     if isinstance(sharing, dist.ProcessGroup) and process_group is None and sharing.size() == dist.get_world_size():
         process_group = sharing  # where torch gathers what failed: a rank that stalls costs one timeout, not two
-    reader = _agreed_reader(path, options, None if alone else (process_group or dist.group.WORLD))
+    reader = _agreed_reader(state_dict, path, options, None if alone else (process_group or dist.group.WORLD))
     planner = _NamingPlanner() if planner is None else planner
     handled = sys.exc_info()[1]
     failure: CheckpointException | None = None
@@ -187,14 +194,25 @@ def _load(
     return reader.report
 
 
+def _check_keys(state_dict: dict[str, Any]) -> None:
+    fault = unsortable(state_dict)
+    if fault is not None:
+        raise CheckpointError(fault, hint="use text for all of them")
+
+
 def _agreed_reader(
-    path: str | os.PathLike[str], options: dict[str, Any], group: dist.ProcessGroup | None
+    state_dict: dict[str, Any],
+    path: str | os.PathLike[str],
+    options: dict[str, Any],
+    group: dist.ProcessGroup | None,
 ) -> ParallelFileSystemReader:
     """Make the reader; with several ranks all raise what any of them does, where torch would let the others wait."""
     if group is None:
+        _check_keys(state_dict)
         return ParallelFileSystemReader(path, **options)
     reader, own = None, None
     try:
+        _check_keys(state_dict)
         reader = ParallelFileSystemReader(path, **options)
         reader.keep_metadata()
     except HoldfastError as error:

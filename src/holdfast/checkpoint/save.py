@@ -33,6 +33,7 @@ from holdfast.checkpoint.interrupts import causes_of, interrupt_in
 from holdfast.checkpoint.not_allowed import Refusal
 from holdfast.checkpoint.options import whole_number
 from holdfast.checkpoint.remote import is_url
+from holdfast.checkpoint.state_keys import alike, unsortable
 from holdfast.checkpoint.writer import VerifiedWriter
 from holdfast.errors import CheckpointWriteError, ConfigError, HoldfastError
 from holdfast.versioned import MAX_COUNT
@@ -251,6 +252,9 @@ def _state_of(state_dict: dict[str, Any], target: Path) -> dict[str, Any]:
         state: dict[str, Any] = _stateful_to_state_dict(state_dict)
     except Exception as error:
         raise _write_error(error, target, handled=handled) from error
+    fault = alike(state)
+    if fault is not None:
+        raise ConfigError(fault, hint="use other keys")
     return state
 
 
@@ -337,6 +341,9 @@ def _checked(
     """Refuse what cannot be saved; returns step, keep and thread_count as they are used."""
     if not isinstance(state_dict, dict):
         raise ConfigError(f"the state must be a dict, got {type(state_dict).__name__}")
+    fault = unsortable(state_dict)
+    if fault is not None:
+        raise ConfigError(fault, hint="use text for all of them")
     if run_id is not None and type(run_id) is not str:
         raise ConfigError("run_id must be text", value=run_id)
     if not torch.serialization.get_crc32_options():
