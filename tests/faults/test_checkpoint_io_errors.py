@@ -97,3 +97,20 @@ def test_whatever_call_fails_the_old_checkpoint_is_as_it_was_or_the_new_one_is_s
         if failing.seen < nth:
             break
     assert 3 <= failures < nth
+
+
+def test_a_file_that_cannot_be_closed_after_reading_says_nothing_against_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save(state(1), tmp_path / "step-1", step=1)
+    close = os.close
+
+    def failing(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "close", failing)
+    assert checkpoint.verify_checkpoint(tmp_path / "step-1").verdict == "sound"
+    latest = checkpoint.latest_verified(tmp_path)
+    assert latest is not None
+    assert latest.path == tmp_path / "step-1"

@@ -8,6 +8,7 @@ one in its place.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -81,8 +82,9 @@ class LocalFiles:
         return os.preadv(descriptor, buffers, offset)
 
     def close(self, descriptor: int) -> None:
-        """Close."""
-        os.close(descriptor)
+        """Close; a file that was only read has nothing to lose by it."""
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
 
     def exists(self, path: Path) -> bool:
         """Return whether something is there, even a link that leads nowhere."""

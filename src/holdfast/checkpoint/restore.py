@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -48,6 +49,9 @@ class _NamingPlanner(DefaultLoadPlanner):
                         tensor=name,
                         hint="call model.to_empty(device=…) before loading",
                     )
+        # Torch copies the state first, to unpack sharded tensors, and the copy lacks empty dicts in lists.
+        values = (container[key] for _, (container, key) in _places(state_dict))
+        self.flatten_sharded_tensors = any(isinstance(value, ShardedTensor) for value in values)
         super().set_up_planner(state_dict, metadata, is_coordinator)
         self._places = dict(_places(self.original_state_dict))
 

@@ -1,4 +1,4 @@
-"""Keys of a state dict that torch cannot keep apart or in order: it makes a text of each, and sorts those at the top."""
+"""Keys of a state dict that torch cannot keep apart or in order: it makes a text of each, and sorts the top ones."""
 
 from __future__ import annotations
 
