@@ -226,3 +226,42 @@ def test_a_progress_callback_that_raises_is_not_taken_for_a_damaged_checkpoint(t
 
     with pytest.raises(CheckpointError, match="the progress callback raised ZeroDivisionError: by zero"):
         checkpoint.load({"w": torch.zeros(3)}, tmp_path / "c", progress=fail)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_limit": 1}, {"parallel": False}])
+@pytest.mark.parametrize("strides", [(0, 1), (2, 1)])
+def test_a_destination_whose_elements_share_memory_is_refused(
+    tmp_path: Path, options: dict[str, Any], strides: tuple[int, int]
+) -> None:
+    checkpoint.save({"t": torch.arange(12.0).reshape(3, 4)}, tmp_path / "c", step=1)
+    into = torch.zeros(12).as_strided((3, 4), strides)
+    with pytest.raises(CheckpointMismatchError, match="elements of the destination share memory") as caught:
+        checkpoint.load({"t": into}, tmp_path / "c", **options)
+    assert caught.value.tensor == "t"
+    assert not into.any()
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_torchs_own_planner_loads_as_none_does(tmp_path: Path, partial: bool) -> None:
+    checkpoint.save({"o": {0: {"n": 7, "t": torch.ones(1)}}}, tmp_path / "c", step=1)
+    into: dict[str, Any] = {"o": {0: {"n": 0, "t": torch.zeros(1)}}}
+    checkpoint.load(into, tmp_path / "c", planner=DefaultLoadPlanner(allow_partial_load=partial))
+    assert str(into) == str({"o": {0: {"n": 7, "t": torch.ones(1)}}})
+    into["new"] = torch.zeros(1)
+    if partial:
+        checkpoint.load(into, tmp_path / "c", planner=DefaultLoadPlanner(allow_partial_load=True))
+    else:
+        with pytest.raises(CheckpointMismatchError, match="no such key"):
+            checkpoint.load(into, tmp_path / "c", planner=DefaultLoadPlanner())
+
+
+def test_a_load_that_fails_leaves_torch_as_it_was(tmp_path: Path) -> None:
+    """Its planner tries the names of older checkpoints with a switch of the whole process."""
+    checkpoint.save({"a": {"0": {"b": 1}, "c": torch.ones(1)}, "more": 1}, tmp_path / "c", step=1)
+    with pytest.raises(CheckpointError):
+        checkpoint.load({"a": {"0": {}, 0: {}, "c": torch.zeros(1)}}, tmp_path / "c")
+    into: dict[str, Any] = {"o": {0: {"n": 7, "e": {}}}}
+    checkpoint.save(into, tmp_path / "d", step=1)
+    loaded: dict[str, Any] = {"o": {0: {"n": 0, "e": {}}}}
+    checkpoint.load(loaded, tmp_path / "d")
+    assert loaded == into

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import datetime
+import importlib
 import io
 import types
 import warnings
@@ -225,7 +226,11 @@ def test_an_object_too_large_to_be_made_while_saving_is_judged_by_its_descriptio
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_generator_objects_and_nested_tensors_are_refused_and_sparse_ones_of_every_layout_load(tmp_path: Path) -> None:
+@pytest.mark.parametrize("imported", ["torch", "torch._dynamo.decorators"])
+def test_generator_objects_and_nested_tensors_are_refused_and_sparse_ones_of_every_layout_load(
+    tmp_path: Path, imported: str
+) -> None:
+    importlib.import_module(imported)  # torch then pickles nested tensors in another way
     parts = [torch.ones(2), torch.ones(3)]
     refused = {
         "state": np.random.RandomState(1),

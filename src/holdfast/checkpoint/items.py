@@ -28,6 +28,7 @@ from holdfast.checkpoint.inert import DamagedPickleError, RefusedPickleError
 from holdfast.checkpoint.not_allowed import Refusal, refused
 from holdfast.checkpoint.pickle_machine import read_pickle
 from holdfast.checkpoint.safe_objects import RefusedNamesError, build_object, check_object
+from holdfast.checkpoint.safe_tensors import NESTED_TENSOR
 from holdfast.checkpoint.template import Template
 from holdfast.checkpoint.tensor_pickle import TensorRecipe, tensor_recipe
 
@@ -306,7 +307,11 @@ def decode_item(data: memoryview, *, check: bool, tensor: str, file: str) -> Dec
 
 
 def _refusal(error: RefusedNamesError | RefusedPickleError) -> Refusal:
-    return Refusal(names=tuple(error.names)) if isinstance(error, RefusedNamesError) else Refusal(reason=str(error))
+    if not isinstance(error, RefusedNamesError):
+        return Refusal(reason=str(error))
+    if all(name.startswith(("torch.nested.", "torch._dynamo.")) for name in error.names):  # allowing them does not help
+        return Refusal(reason=NESTED_TENSOR)
+    return Refusal(names=tuple(error.names))
 
 
 def refusal_of(read_at: ReadAt, length: int, *, make: bool) -> Refusal | None:

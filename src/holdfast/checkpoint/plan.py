@@ -158,14 +158,30 @@ def resolve(requests: Iterable[Request], planner: LoadPlanner) -> None:
                 destination=tuple(target.size()),
                 hint="build the model with the configuration it was saved with",
             )
+        plain = type(target) is torch.Tensor and target.layout == torch.strided
+        if plain and _overlaps_itself(target):
+            raise CheckpointMismatchError(
+                "elements of the destination share memory, so it cannot hold what the checkpoint stores",
+                tensor=request.fqn,
+                stored=tuple(item.lengths),
+                destination=f"strides {tuple(target.stride())}",
+                hint="load into a tensor of its own: destination.clone()",
+            )
         request.target = target
-        request.in_memory = (
-            type(target) is torch.Tensor
-            and target.device.type == "cpu"
-            and target.layout == torch.strided
-            and not target.is_conj()
-            and not target.is_neg()
-        )
+        request.in_memory = plain and target.device.type == "cpu" and not target.is_conj() and not target.is_neg()
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Return whether two elements may lie at one place, as those of an expanded tensor do."""
+    reach = 0  # of the last element of the dimensions looked at, from their first
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if size == 0:
+            return False
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
 
 
 def chain_overlaps(chunks: list[Chunk]) -> list[Chunk]:

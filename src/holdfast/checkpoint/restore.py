@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint import _version
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -60,6 +61,8 @@ class _NamingPlanner(DefaultLoadPlanner):
             return super().create_local_plan()
         except (RuntimeError, ValueError) as error:
             raise misfit(self) or error from None
+        finally:  # Torch sets it while it tries the names of older checkpoints, and forgets it where that fails.
+            _version._derived_version = None
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Set an object where the caller has it; under a key that is not text, torch would add another entry."""
@@ -166,7 +169,8 @@ def _load(
     if isinstance(sharing, dist.ProcessGroup) and process_group is None and sharing.size() == dist.get_world_size():
         process_group = sharing  # where torch gathers what failed: a rank that stalls costs one timeout, not two
     reader = _agreed_reader(state_dict, path, options, None if alone else (process_group or dist.group.WORLD))
-    planner = _NamingPlanner() if planner is None else planner
+    if planner is None or type(planner) is DefaultLoadPlanner:
+        planner = _NamingPlanner(allow_partial_load=planner is not None and planner.allow_partial_load)
     handled = sys.exc_info()[1]
     failure: CheckpointException | None = None
     try:

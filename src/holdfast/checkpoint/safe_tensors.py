@@ -16,10 +16,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from holdfast.checkpoint.inert import Name
 
-__all__ = ["MAX_DIMENSIONS", "TENSOR_FUNCTIONS"]
+__all__ = ["MAX_DIMENSIONS", "NESTED_TENSOR", "TENSOR_FUNCTIONS"]
 
 MAX_DIMENSIONS = 64
 """As NumPy's: a tensor of thousands of dimensions cannot even be printed."""
+
+NESTED_TENSOR = "a nested (jagged) tensor: store its values() and offsets() instead"
+"""Why such a tensor is refused. How torch pickles it depends on what the process has imported."""
 
 # Which argument holds the hooks, and which the attributes; ``None`` where there are none. Functions that are left out
 # allocate what a number tells them to, or see memory without looking at its bounds.
@@ -106,7 +109,7 @@ def _check_quantization(scales: torch.Tensor, zero_points: torch.Tensor, dtype: 
 def _from_type(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
     """Rebuild an instance of a subclass; one that wraps tensors must have them."""
     if getattr(kind, "__module__", "").startswith("torch.nested."):
-        raise ValueError("a nested (jagged) tensor: store its values() and offsets() instead")
+        raise ValueError(NESTED_TENSOR)
     _check_attributes(state)
     wraps = function is _wrapper_alone
     rebuild = torch._utils._rebuild_wrapper_subclass if wraps else function
