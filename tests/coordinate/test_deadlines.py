@@ -125,7 +125,7 @@ def test_a_wait_that_lasted_far_longer_than_asked_for_was_this_process_asleep_an
 
 
 def test_the_first_unanswered_heartbeat_is_the_last_one_and_every_call_then_says_so() -> None:
-    coordinator = StreamCoordinator(hash_store(), 1, heartbeat=0.02, ttl=6.0)
+    coordinator = StreamCoordinator(hash_store(), 1, heartbeat=0.02, ttl=1.0)
     coordinator.register_worker(0)
     silent = Silent()
     assert coordinator._beating is not None
@@ -134,7 +134,7 @@ def test_the_first_unanswered_heartbeat_is_the_last_one_and_every_call_then_says
         coordinator.wait(3600)  # as a worker without work does: it is woken
     assert coordinator._thread is not None
     coordinator._thread.join()  # ends by itself
-    assert silent.asked == 1
+    assert silent.asked <= 1  # none, if a heartbeat was under way just as the store fell silent
     for call in (
         coordinator.check,
         lambda: coordinator.get_worker_health(0),
