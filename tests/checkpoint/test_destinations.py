@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +14,13 @@ import pytest
 import torch
 from tests.checkpoint.planners import read_box, run_plan
 from tests.checkpoint.support import assert_same, load, nothing_left_behind, random_bits, save
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.planner import ReadItem
 
 from holdfast import checkpoint
 from holdfast.checkpoint import ParallelFileSystemReader, plan
-from holdfast.errors import CheckpointError, CheckpointMismatchError
+from holdfast.errors import CheckpointError, CheckpointMismatchError, ConfigError
 
 
 @pytest.mark.parametrize("size", [10, 200_000])
@@ -226,6 +229,27 @@ def test_a_progress_callback_that_raises_is_not_taken_for_a_damaged_checkpoint(t
 
     with pytest.raises(CheckpointError, match="the progress callback raised ZeroDivisionError: by zero"):
         checkpoint.load({"w": torch.zeros(3)}, tmp_path / "c", progress=fail)
+    with pytest.raises(CheckpointError, match="the progress callback raised ZeroDivisionError: by zero"):
+        checkpoint.verify_checkpoint(tmp_path / "c", progress=fail)
+
+
+@pytest.mark.parametrize("failing", ["state_dict", "load_state_dict"])
+def test_an_error_of_the_programs_own_object_reaches_the_program(tmp_path: Path, failing: str) -> None:
+    class Counter:
+        def state_dict(self) -> dict[str, Any]:
+            return self.do("state_dict")
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.do("load_state_dict")
+
+        def do(self, what: str) -> dict[str, Any]:
+            if what == failing:
+                raise RuntimeError("not ready")
+            return {"n": 1}
+
+    checkpoint.save({"counter": {"n": 1}}, tmp_path / "c", step=1)
+    with pytest.raises(RuntimeError, match=r"^not ready$"):
+        checkpoint.load({"counter": Counter()}, tmp_path / "c")
 
 
 @pytest.mark.parametrize("options", [{}, {"memory_limit": 1}, {"parallel": False}])
@@ -239,6 +263,18 @@ def test_a_destination_whose_elements_share_memory_is_refused(
         checkpoint.load({"t": into}, tmp_path / "c", **options)
     assert caught.value.tensor == "t"
     assert not into.any()
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_limit": 1}, {"parallel": False}, {"verify": "full"}])
+@pytest.mark.parametrize(("shape", "strides"), [((3, 4), (4, 6)), ((5, 4, 2), (11, 3, 7)), ((1, 4), (0, 5))])
+def test_a_destination_with_interleaved_strides_is_filled(
+    tmp_path: Path, options: dict[str, Any], shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    stored = torch.randn(shape)
+    checkpoint.save({"t": stored}, tmp_path / "c", step=1)
+    into = torch.zeros(100).as_strided(shape, strides)
+    checkpoint.load({"t": into}, tmp_path / "c", **options)
+    assert_same(into, stored)
 
 
 @pytest.mark.parametrize("partial", [False, True])
@@ -265,3 +301,114 @@ def test_a_load_that_fails_leaves_torch_as_it_was(tmp_path: Path) -> None:
     loaded: dict[str, Any] = {"o": {0: {"n": 0, "e": {}}}}
     checkpoint.load(loaded, tmp_path / "d")
     assert loaded == into
+
+
+EMPTY_IN_LISTS: dict[str, tuple[Any, Any]] = {
+    "below the top": ({"x": {"b": [1, "a"]}}, {"x": {"b": [{}, "x"]}}),
+    "at the top": ({"b": [1, "a"]}, {"b": [{}, "x"]}),
+    "deeper in lists": ({"x": {"b": [1, "a"]}}, {"x": {"b": [[{}], "x"]}}),
+    "beside a tensor": ({1: [{"u": {}, "z": [torch.ones(2)]}, True]}, {1: [{"u": {}, "z": [torch.zeros(2)]}, {}]}),
+    "one of each kind": ({"x": {"b": [1, 2], "c": [{}, 2]}}, {"x": {"b": [{}, 0], "c": [{}, 0]}}),
+    "under a number": ({"x": {0: [1, "a"]}}, {"x": {0: [{}, "x"]}}),
+    "a name of two": ({"a.b": 1, "a": {"b": {}}}, {"a.b": 0, "a": {"b": {}}}),
+}
+
+
+@pytest.mark.parametrize("kind", EMPTY_IN_LISTS)
+def test_a_list_with_an_empty_dict_takes_what_the_checkpoint_has_in_its_place(tmp_path: Path, kind: str) -> None:
+    stored, into = copy.deepcopy(EMPTY_IN_LISTS[kind])
+    checkpoint.load(into, save(stored, tmp_path / "c"))
+    assert_same(into, stored)
+
+
+@pytest.mark.parametrize("into", [{"x": {"b": {}}}, {"x": {"b": [{}]}}, {"x": {"b": [[{}], {}]}}])
+def test_an_empty_dict_that_torch_leaves_alone_stays_and_what_is_stored_there_is_named(
+    tmp_path: Path, into: dict[str, Any]
+) -> None:
+    save({"x": {"b": [1]}}, tmp_path / "c")
+    before = copy.deepcopy(into)
+    stock = load(copy.deepcopy(into), FileSystemReader(tmp_path / "c"))
+    report = checkpoint.load(into, tmp_path / "c", warn_not_loaded=False)
+    assert into == stock == before
+    assert report.not_loaded == ("x.b",)
+
+
+def test_a_tensor_in_the_place_of_an_empty_dict_is_a_mismatch(tmp_path: Path) -> None:
+    save({"x": {"b": [torch.ones(2), torch.ones(2)]}}, tmp_path / "c")
+    with pytest.raises(CheckpointMismatchError, match=r"something else.*x\.b\.0.*dict"):
+        checkpoint.load({"x": {"b": [{}, torch.zeros(2)]}}, tmp_path / "c")
+
+
+@pytest.mark.parametrize("into", [{"o": {1: 0, "1": 0}}, {"o": {"1": torch.zeros(2), 1: torch.zeros(2)}}])
+def test_keys_that_torch_cannot_tell_apart_are_a_mismatch_that_names_them(tmp_path: Path, into: dict[str, Any]) -> None:
+    checkpoint.save({"o": {"1": 5}}, tmp_path / "c", step=1)
+    with pytest.raises(CheckpointMismatchError, match=r"'1'.* in the state\['o'\] are the same key"):
+        checkpoint.load(into, tmp_path / "c")
+
+
+def test_entries_of_one_flat_name_are_a_mismatch(tmp_path: Path) -> None:
+    checkpoint.save({"a.b": 5}, tmp_path / "c", step=1)
+    with pytest.raises(CheckpointMismatchError, match=r"a\.b"):
+        checkpoint.load({"a.b": 0, "a": {"b": 0}}, tmp_path / "c")
+
+
+@pytest.mark.parametrize("into", [None, [1], 5, "state"])
+def test_a_destination_that_is_not_a_dict_is_refused(tmp_path: Path, into: Any) -> None:
+    checkpoint.save({"a": 5}, tmp_path / "c", step=1)
+    with pytest.raises(ConfigError, match="must be a dict"):
+        checkpoint.load(into, tmp_path / "c")
+
+
+def test_tensors_of_torch_func_are_filled_as_torchs_reader_fills_them(tmp_path: Path) -> None:
+    saved = torch.arange(24.0).reshape(4, 6)
+    folder = save({"a": saved}, tmp_path / "c")
+
+    def filled(tensor: torch.Tensor) -> torch.Tensor:
+        load({"a": tensor}, ParallelFileSystemReader(folder))
+        return tensor.sum()
+
+    assert filled(torch._to_functional_tensor(torch.zeros(4, 6))).item() == saved.sum()
+    _, total = torch.func.grad_and_value(lambda given: filled(given.clone()))(torch.zeros(4, 6))
+    assert total == saved.sum()
+
+
+def freed() -> torch.Tensor:
+    tensor = torch.zeros(4, 6)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def constant_zero() -> torch.Tensor:
+    return torch._efficientzerotensor((4, 6))
+
+
+@pytest.mark.parametrize("make", [freed, constant_zero])
+def test_a_destination_without_memory_is_refused(tmp_path: Path, make: Callable[[], torch.Tensor]) -> None:
+    folder = save({"a": torch.ones(4, 6)}, tmp_path / "c")
+    with pytest.raises(CheckpointMismatchError, match="no memory") as raised:
+        load({"a": make()}, ParallelFileSystemReader(folder))
+    assert raised.value.tensor == "a"
+
+
+@pytest.mark.parametrize("options", [{}, {"parallel": False}, {"verify": "full"}, {"memory_limit": 100}])
+def test_torchs_default_device_does_not_reach_the_reader(tmp_path: Path, options: dict[str, Any]) -> None:
+    saved = {"w": random_bits(90_000).reshape(300, 300), "o": argparse.Namespace(t=torch.ones(2))}
+    folder = save(saved, tmp_path / "c")
+    state: dict[str, Any] = {"w": torch.zeros(300, 600)[:, ::2], "o": None}
+    with torch.device("meta"):
+        checkpoint.load(state, folder, **options)
+        checkpoint.save(saved, tmp_path / "again", step=1)
+    assert_same(state["w"], saved["w"])
+    assert_same(state["o"].t, torch.ones(2))
+    assert checkpoint.verify_checkpoint(tmp_path / "again").sound
+
+
+def test_the_options_of_a_default_planner_are_kept(tmp_path: Path) -> None:
+    saved = {"w": torch.ones(3), "extra": {"rate": 0.1}}
+    checkpoint.save(saved, tmp_path / "c", step=1, planner=DefaultSavePlanner(flatten_state_dict=False))
+    stock, ours = ({"w": torch.zeros(3), "extra": {"rate": None}} for _ in range(2))
+    planner = DefaultLoadPlanner(flatten_state_dict=False)
+    load(stock, FileSystemReader(tmp_path / "c"), planner)
+    checkpoint.load(ours, tmp_path / "c", planner=DefaultLoadPlanner(flatten_state_dict=False))
+    assert_same(ours, stock)
+    assert_same(ours["w"], saved["w"])

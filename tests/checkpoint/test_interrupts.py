@@ -127,7 +127,7 @@ def test_a_cleanup_that_is_interrupted_lets_go_of_its_folder(tmp_path: Path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", interrupted)
+        patch.setattr("os.rmdir", interrupted)
         with pytest.raises(KeyboardInterrupt):
             staging.close()
     checkpoint.save(STATE, tmp_path / "c", step=1)  # removes what the other left

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import torch
 
 from holdfast import checkpoint
 from holdfast.checkpoint import latest_verified, verify_checkpoint
+from holdfast.checkpoint.replaced import MAX_READINGS
 from holdfast.errors import CheckpointReadError, UnusableCheckpointError
 
 NOBODY = 65534
@@ -113,7 +115,7 @@ def test_with_too_many_files_open_no_checkpoint_is_passed_over(tmp_path: Path) -
     save(tmp_path, 1, 2)
     with too_many_files_open():
         for look in (lambda: verify_checkpoint(tmp_path / "step-2"), lambda: latest_verified(tmp_path)):
-            with pytest.raises((CheckpointReadError, UnusableCheckpointError), match="Too many open files"):
+            with pytest.raises(CheckpointReadError, match="Too many open files"):
                 look()
 
 
@@ -157,3 +159,92 @@ def test_a_file_that_cannot_be_looked_for_does_not_count_as_missing(
     ):
         with pytest.raises(CheckpointReadError, match="Stale file handle"):
             look()
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENOTDIR, errno.ELOOP])
+def test_checkpoints_that_are_listed_but_never_found_end_the_search_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    save(tmp_path, 1, 2)
+    lstat, listdir, listed = os.lstat, os.listdir, 0
+
+    def missing(path: Any, **options: Any) -> os.stat_result:
+        if os.fspath(path).startswith(f"{tmp_path}/step-"):
+            raise OSError(number, os.strerror(number))
+        return lstat(path, **options)
+
+    def counted(path: Any = ".") -> list[Any]:
+        nonlocal listed
+        listed += os.fspath(path) == str(tmp_path)
+        assert listed <= MAX_READINGS + 2  # before and after
+        return listdir(path)
+
+    monkeypatch.setattr(os, "lstat", missing)
+    monkeypatch.setattr(os, "listdir", counted)
+    with pytest.raises(CheckpointReadError, match="gone when they were read") as caught:
+        latest_verified(tmp_path)
+    assert caught.value.replaced
+    assert listed == MAX_READINGS + 2
+
+
+@pytest.mark.parametrize("length", [4080, 4088, 4089, 4095])
+def test_checkpoints_whose_paths_are_too_long_are_neither_missing_nor_damaged(tmp_path: Path, length: int) -> None:
+    save(tmp_path, 1)
+    folder = str(tmp_path)
+    with ExitStack() as leaving:
+        here = os.open(".", os.O_RDONLY)
+        leaving.callback(os.close, here)
+        leaving.callback(os.fchdir, here)
+        os.chdir(tmp_path)
+        while left := length - len(folder):
+            name = "d" * (left - 1 if left < 200 else 100)
+            folder += f"/{name}"
+            os.mkdir(name)
+            os.chdir(name)
+        shutil.copytree(tmp_path / "step-1", "step-1")
+        with pytest.raises(CheckpointReadError, match="File name too long"):
+            latest_verified(folder)
+
+
+def test_a_folder_that_cannot_be_listed_says_nothing_about_its_checkpoints(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(shared, 1)
+    with too_many_files_open(), pytest.raises(CheckpointReadError, match="Too many open files"):
+        latest_verified(shared)
+    os.chmod(shared, 0o311)
+    with as_another_user(), pytest.raises(CheckpointReadError, match="Permission denied"):
+        latest_verified(shared)
+    os.chmod(shared, 0o755)
+    iterdir = Path.iterdir
+
+    def failing(path: Path) -> Iterator[Path]:
+        if path == shared:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", failing)
+    with pytest.raises(CheckpointReadError, match="Input/output error"):
+        latest_verified(shared)
+
+
+def test_a_file_in_place_of_the_folder_is_not_a_folder_that_cannot_be_listed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnusableCheckpointError, match="Not a directory"):
+        latest_verified(tmp_path / "file")
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_manifest_that_is_a_link_to_nowhere_is_not_a_missing_manifest(tmp_path: Path, trusted: bool) -> None:
+    save(tmp_path, 1, 2)
+    manifest = tmp_path / "step-2" / "holdfast.json"
+    manifest.unlink()
+    manifest.symlink_to("nowhere")
+    into = {f"t{number}": torch.zeros(4) for number in range(8)}
+    with pytest.raises(CheckpointReadError, match=r"No such file.*holdfast\.json"):
+        verify_checkpoint(tmp_path / "step-2", trusted=trusted)
+    with pytest.raises(CheckpointReadError, match=r"No such file.*holdfast\.json"):
+        checkpoint.load(into, tmp_path / "step-2", trusted=trusted)
+    found = latest_verified(tmp_path, trusted=trusted)
+    assert found is not None
+    assert [found.step, *(path.name for path, _ in found.passed_over)] == [1, "step-2"]

@@ -6,6 +6,7 @@ import argparse
 import collections
 import datetime
 import decimal
+import functools
 import io
 import pathlib
 import random
@@ -251,3 +252,30 @@ def test_keys_that_torch_cannot_sort_or_keep_apart_are_refused(tmp_path: Path) -
     checkpoint.save({"t": torch.ones(1)}, tmp_path / "c", step=1)
     with pytest.raises(CheckpointError, match="cannot be sorted together"):
         checkpoint.load(mixed, tmp_path / "c")
+
+
+def test_classes_of_torch_load_as_the_classes_themselves(tmp_path: Path) -> None:
+    saved = {"types": {"shape": torch.Size, "device": (torch.device, 1), "tensor": torch.Tensor}}
+    checkpoint.save(saved, tmp_path / "c", step=1)
+    state: dict[str, Any] = {"types": {"shape": None, "device": None, "tensor": None}}
+    checkpoint.load(state, tmp_path / "c")
+    assert state == saved
+
+
+def test_a_function_that_rebuilds_tensors_is_not_a_value(tmp_path: Path) -> None:
+    folder = save({"f": torch._utils._rebuild_tensor_v2}, tmp_path / "c")
+    with pytest.raises(UnsafeCheckpointError, match="_rebuild_tensor_v2"):
+        load({"f": None}, ParallelFileSystemReader(folder))
+
+
+def test_the_singletons_of_python_load(tmp_path: Path) -> None:
+    saved = {"index": (slice(0, 2), ...), "answer": [NotImplemented]}
+    folder = save({"o": saved}, tmp_path / "c")
+    assert load({"o": {"index": None, "answer": None}}, ParallelFileSystemReader(folder)) == {"o": saved}
+    assert verify_checkpoint(folder).sound
+
+
+def test_an_allowed_value_without_a_name_does_not_make_checkpoints_unreadable(tmp_path: Path) -> None:
+    folder = save({"w": torch.ones(3), "o": argparse.Namespace(a=1)}, tmp_path / "c")
+    with torch.serialization.safe_globals([Ellipsis, functools.partial(int)]):  # type: ignore[list-item]
+        assert verify_checkpoint(folder).sound

@@ -8,8 +8,9 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +268,7 @@ def test_what_a_killed_saver_left_is_removed_by_the_next_and_a_running_one_is_le
 
 def _end_once_replaced(path: Path, can_exchange: bool) -> None:
     """Save over a checkpoint, and end when the new one has its name."""
-    publish.sync = lambda synced: os._exit(9) if synced == path.parent else None  # type: ignore[assignment,attr-defined]
+    publish.sync_names = lambda folder: os._exit(9) if folder == path.parent else None  # type: ignore[attr-defined]
     if not can_exchange:
         publish._exchange = lambda *_: False
     checkpoint.save(state(2), path, step=2)
@@ -436,6 +437,67 @@ def test_an_older_checkpoint_that_cannot_be_removed_does_not_make_the_save_fail(
     assert verify_checkpoint(tmp_path / "step-2", require_manifest=True).sound
 
 
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user may write to; that of ``tmp_path`` is its owner's."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+def saved_by_another_user(path: Path, step: int) -> tuple[checkpoint.SaveReport, list[str]]:
+    mine = os.geteuid()
+    if mine == 0:  # who may remove everything
+        os.seteuid(65534)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            return checkpoint.save(state(step), path, step=step, keep=1), [str(one.message) for one in caught]
+    finally:
+        os.seteuid(mine)
+
+
+def test_an_older_checkpoint_that_may_only_be_renamed_keeps_its_name_and_is_warned_about_every_time(
+    shared: Path,
+) -> None:
+    checkpoint.save(state(1), shared / "step-1", step=1)
+    os.chmod(shared / "step-1", 0o555)
+    for step in (2, 3):
+        report, told = saved_by_another_user(shared / f"step-{step}", step)
+        assert report.removed == tuple(shared / f"step-{older}" for older in range(2, step))
+        assert ["could not be removed" in text and "step-1" in text for text in told] == [True]
+        assert names(shared) == ["step-1", f"step-{step}"]
+    assert verify_checkpoint(shared / "step-1", require_manifest=True).sound
+    os.chmod(shared / "step-1", 0o755)
+
+
+def test_an_older_checkpoint_that_can_be_removed_in_part_only_is_warned_about_every_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save(state(1), tmp_path / "step-1", step=1)
+    unlink = os.unlink
+
+    def refusing(path: Any, **options: Any) -> None:
+        if ".step-1." in str(path) and str(path).endswith("holdfast.json"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", refusing)
+    for step in (2, 3):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            report = checkpoint.save(state(step), tmp_path / f"step-{step}", step=step, keep=1)
+        assert report.removed == tuple(tmp_path / f"step-{older}" for older in range(2, step))
+        assert ["could not be removed" in str(one.message) for one in caught] == [True]
+        hidden, *visible = names(tmp_path)
+        assert hidden.startswith(".step-1.")
+        assert hidden.endswith(".removing")
+        assert visible == [f"step-{step}"]
+    monkeypatch.undo()
+    checkpoint.save(state(4), tmp_path / "step-4", step=4)
+    assert names(tmp_path) == ["step-3", "step-4"]
+
+
 def test_a_file_system_that_does_not_sync_folders_is_saved_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sync = os.fsync
 
@@ -448,3 +510,42 @@ def test_a_file_system_that_does_not_sync_folders_is_saved_to(tmp_path: Path, mo
     checkpoint.save(state(1), tmp_path / "c", step=1)
     checkpoint.save(state(2), tmp_path / "c", step=2)
     assert loaded(tmp_path / "c") == 2
+
+
+@pytest.mark.parametrize("name", ["step-1", "step-2"])
+def test_a_disk_that_fails_after_the_checkpoint_has_its_name_does_not_hide_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    checkpoint.save(state(1), tmp_path / "step-1", step=1)
+    rename = os.rename
+
+    def fail(folder: Path) -> None:
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, "rename", refuse)
+        monkeypatch.setattr(publish, "_exchange", refuse)
+        refuse()
+
+    monkeypatch.setattr(publish, "sync_names", fail)
+    with pytest.raises(CheckpointWriteError, match="is complete in") as raised:
+        checkpoint.save(state(2), tmp_path / name, step=2)
+    monkeypatch.setattr(os, "rename", rename)
+    assert loaded(tmp_path / name) == 2.0
+    assert str(tmp_path / name) in str(raised.value)
+    hidden = [each for each in names(tmp_path) if each.startswith(".")]
+    assert len(hidden) == (name == "step-1")
+    assert all(each in str(raised.value) for each in hidden)
+    assert "unchanged" not in str(raised.value)
+
+
+@pytest.mark.parametrize("path", [5, b"step-1", None])
+def test_a_path_that_is_not_text_is_refused(path: Any) -> None:
+    with pytest.raises(ConfigError, match="expected a path"):
+        checkpoint.save(state(1), path, step=1)
+
+
+def test_a_step_of_more_digits_than_python_prints_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        checkpoint.save(state(1), tmp_path / "c", step=10**4400)
+    assert "too large to print" in str(raised.value)

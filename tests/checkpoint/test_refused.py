@@ -71,7 +71,7 @@ REFUSED_FORMS: dict[str, tuple[Any, str]] = {
     "a list that holds itself": (endless(), "refers to itself"),
     "an integer of 40,000 bits": (1 << 40_000, "integer"),
     "a key of 300 parts": ({tuple(range(300)): 1}, "parts"),
-    "a special attribute": (argparse.Namespace(__x=1), "special attribute"),
+    "a special attribute": (argparse.Namespace(__x=1), "starts with two underscores"),
     "an object whose state a function sets": (Built(), "set by a function"),
     "a slice of text": (slice("a", "b"), "unexpected arguments"),
 }
@@ -107,7 +107,7 @@ def test_an_intact_object_of_a_form_that_is_not_rebuilt_is_refused_not_damaged(
     assert (caught.value.tensor, caught.value.names) == ("odd", [])
     assert "trusted=True" in str(caught.value.hint)
     assert "add_safe_globals" not in str(caught.value)
-    assert caught.value.message.startswith("objects of the checkpoint are of a form that is not rebuilt: odd: ")
+    assert caught.value.message.startswith("objects in the checkpoint have a form that is not supported: odd: ")
     report = verify_checkpoint(folder)
     assert (report.verdict, report.damaged, report.verified) == ("incomplete", (), 1)
     (refused,) = report.unsafe
@@ -257,3 +257,11 @@ def test_generator_objects_and_nested_tensors_are_refused_and_sparse_ones_of_eve
     for key, value in fine.items():
         assert loaded[key][0].layout == value.layout
         assert torch.equal(loaded[key][0].to_dense(), eye)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_what_is_refused_beside_a_large_item_is_named_too(tmp_path: Path, parallel: bool) -> None:
+    folder = save({"o": Outer(), "w": torch.zeros(1000, 1000), "b": bytes(3_000_000)}, tmp_path / "c")
+    with pytest.raises(UnsafeCheckpointError, match="Outer") as raised:
+        load({"o": None, "w": torch.zeros(1000, 1000), "b": None}, ParallelFileSystemReader(folder, parallel=parallel))
+    assert raised.value.names == [f"{__name__}.Outer"]

@@ -170,5 +170,9 @@ def test_a_checkpoint_behind_a_url_that_is_replaced_is_read_again(
         assert into["n"] == (2,)
         left = ["1"]
         assert verify_checkpoint("memory://replaced/c").sound
+        left = ["1", "2"] * MAX_READINGS
+        with pytest.raises(CheckpointReadError, match="memory://replaced/c") as caught:
+            verify_checkpoint("memory://replaced/c")
+        assert caught.value.replaced
     finally:
         system.rm("/replaced", recursive=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -59,6 +60,18 @@ def error_of_save(what: dict[str, Any], path: Path, **options: Any) -> str:
     except HoldfastError as error:
         return f"{type(error).__name__}: {error.message}"
     return "none"
+
+
+def error_of_background_save(what: dict[str, Any], path: Path, **options: Any) -> tuple[str, str]:
+    """The error of a background save, and where it was raised."""
+    where = "at the call"
+    try:
+        pending = checkpoint.async_save(what, path, step=4, **options)
+        where = "with the result"
+        pending.result(60)
+    except HoldfastError as error:
+        return f"{type(error).__name__}: {error.message}", where
+    return "none", where
 
 
 def end_of_interrupted_save(what: dict[str, Any], path: Path) -> str:
@@ -134,6 +147,14 @@ def main(given: str) -> None:
         error_of_save({"broken": Broken()} if rank else {"broken": 1}, folder / "unable"),
         error_of_save(state(mesh, 4), folder / "unable", keep=1 - rank),
     ]
+    # In the background too, behind the saves that were begun before, and the next ones work.
+    before = checkpoint.async_save(state(mesh, 4), folder / "last", step=4, process_group=background)
+    found["unable_later"] = [
+        error_of_background_save({"x": Broken()} if rank else {"x": 1}, folder / "unable", process_group=background),
+        error_of_background_save({"x": Lock()} if rank else {"x": 1}, folder / "unable", process_group=background),
+        error_of_background_save({"x": 1}, folder / "unable", keep=1 - rank, process_group=background),
+    ]
+    found["before"] = before.result(120).step
     # Faster than the disk: they are made one after the other, on the one group.
     several = [
         checkpoint.async_save(state(mesh, step), folder / "last", step=step, process_group=background)

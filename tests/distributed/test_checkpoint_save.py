@@ -29,6 +29,13 @@ def test_two_ranks_save_one_checkpoint_that_verifies_and_loads(tmp_path: Path) -
             "ConfigError: keep must be a whole number, 1 or more",
         ]
     ] * 2
+    for report, where in zip(found, ("with the result", "at the call"), strict=True):
+        assert report["unable_later"] == [
+            ["CheckpointWriteError: the checkpoint could not be saved: 'broken'", where],
+            ["CheckpointWriteError: the checkpoint could not be saved: cannot pickle '_thread.lock' object", where],
+            ["ConfigError: keep must be a whole number, 1 or more", where],
+        ]
+        assert report["before"] == 4
     assert [(report["last"], report["stands"]) for report in found] == [([5, 6, 7, 8], 8)] * 2
     assert [report["told"] for report in found] == [["UnusableCheckpointError", "ConfigError"]] * 2
     assert [report["interrupted"] for report in found] == [

@@ -28,7 +28,7 @@ END = (
     ("directory_offset", 4), ("comment_length", 2),
 )  # fmt: skip
 
-# Says who wrote the archive, and permissions: no reader of a record looks at them.
+# Says who wrote the archive, and permissions: of these a reader looks only at what marks a folder.
 UNUSED = {
     ("entry", "made_by"),
     ("entry", "internal"),

@@ -58,6 +58,21 @@ def test_a_change_of_any_field_that_a_reader_uses_is_refused(data: bytes) -> Non
     assert {name for name in used if not name.endswith("extra_kind")} == set()
 
 
+@pytest.mark.parametrize("data", [TENSOR, OBJECT], ids=["tensor", "object"])
+def test_torch_reads_the_same_from_every_archive_with_one_flipped_bit_that_is_accepted(data: bytes) -> None:
+    survived = 0
+    for field in fields_of(data):
+        for bit in range(8 * field.width):
+            flipped = changed(data, field, 1 << bit)
+            try:
+                value = accepted(flipped)
+            except (DamagedArchiveError, UnsafeCheckpointError):
+                continue
+            assert str(torch.load(io.BytesIO(flipped))) == str(value), (field, bit)
+            survived += 1
+    assert survived > len(UNUSED)
+
+
 def with_local_checksums(data: bytes) -> bytes:
     """The archive with the sizes and checksums in the local headers too, where torch leaves zeros."""
     values = {(field.record, field.name): field for field in fields_of(data) if field.structure == "descriptor"}

@@ -16,6 +16,7 @@ from tests.faults.checkpoint_interrupts import Interrupting
 from holdfast import checkpoint
 from holdfast.checkpoint import budget, engine, publish
 from holdfast.checkpoint.publish import Staging
+from holdfast.checkpoint.syncing import sync_files
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,6 +91,26 @@ def test_an_interrupt_while_names_change_loses_nothing_and_the_next_save_does_no
         if interrupting.seen < nth:
             break
     assert interrupted > 40
+
+
+@pytest.mark.timeout(60)
+def test_an_interrupt_while_files_are_synced_ends_the_save_and_waits_for_nobody(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.touch()
+    for nth in range(1, 1000):
+        interrupting = Interrupting(nth, lambda code: True)
+        try:
+            sys.setprofile(interrupting)
+            try:
+                sync_files(paths)
+            finally:
+                sys.setprofile(None)
+        except KeyboardInterrupt:
+            pass
+        if interrupting.seen < nth:
+            break
+    assert 10 < nth < 999
 
 
 @pytest.mark.timeout(120)

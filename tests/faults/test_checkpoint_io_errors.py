@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType
 from typing import Any
@@ -114,3 +117,52 @@ def test_a_file_that_cannot_be_closed_after_reading_says_nothing_against_a_check
     latest = checkpoint.latest_verified(tmp_path)
     assert latest is not None
     assert latest.path == tmp_path / "step-1"
+
+
+@contextmanager
+def free_descriptors(count: int) -> Iterator[None]:
+    """Leave this process this many free file descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1 + count, hard))
+        held = []
+        with suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        for number in held[count:]:
+            opened.callback(os.close, number)
+        for number in held[:count]:
+            os.close(number)
+        yield
+
+
+@pytest.mark.parametrize("count", range(9))
+def test_with_few_file_descriptors_a_save_succeeds_or_leaves_nothing(tmp_path: Path, count: int) -> None:
+    checkpoint.save(state(1), tmp_path / "step-1", step=1)
+    failed = None
+    with free_descriptors(count):
+        try:
+            checkpoint.save(state(2), tmp_path / "step-2", step=2)
+        except CheckpointWriteError as error:
+            failed = str(error)
+    assert sorted(os.listdir(tmp_path)) == (["step-1", "step-2"] if failed is None else ["step-1"])
+    assert failed is None or ("Too many open files" in failed and "nothing of it is left" in failed)
+    assert failed is None or count < 4
+
+
+def test_a_failed_save_whose_folder_cannot_be_removed_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(path: Any, *arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", failing)
+        patch.setattr(publish, "sync_names", failing)
+        with pytest.raises(CheckpointWriteError, match=r"could not be removed") as caught:
+            checkpoint.save(state(1), tmp_path / "step-1", step=1)
+    (left,) = os.listdir(tmp_path)
+    assert left in str(caught.value)
+    checkpoint.save(state(2), tmp_path / "step-2", step=2)
+    assert os.listdir(tmp_path) == ["step-2"]

@@ -8,6 +8,7 @@ import pickle
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.checkpoint.support import assert_same, load, random_bits, save
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan
 
-from holdfast.checkpoint import ParallelFileSystemReader, pickle_machine, verify_checkpoint
+from holdfast import checkpoint
+from holdfast.checkpoint import ParallelFileSystemReader, pickle_machine, tiling, verify_checkpoint
 from holdfast.checkpoint.inert import DamagedPickleError, Inert
 from holdfast.checkpoint.pickle_machine import read_pickle
 from holdfast.checkpoint.safe_metadata import load_metadata
 from holdfast.checkpoint.tiling import check_tiling
-from holdfast.errors import CheckpointError, UnusableCheckpointError
+from holdfast.errors import CheckpointError, HoldfastError, UnsafeCheckpointError, UnusableCheckpointError
 
 SAVED: dict[str, Any] = {"weight": random_bits(10, 4, seed=1), "other": random_bits(10, 4, seed=2), "step": 5}
 
@@ -183,9 +187,9 @@ def index_without_offset(metadata: Metadata) -> None:
     ("change", "said"),
     [
         (longer_nothing, "the parts of empty"),
-        (index_with("scalar", None), "a part of scalar"),
-        (index_with("step", torch.Size(())), "a part of step"),
-        (index_without_offset, "a part of scalar"),
+        (index_with("scalar", None), "a location of scalar"),
+        (index_with("step", torch.Size(())), "a location of step"),
+        (index_without_offset, "a location of scalar"),
     ],
     ids=["longer nothing", "scalar without offset", "object with offset", "no offset at all"],
 )
@@ -243,7 +247,7 @@ def test_metadata_of_a_subclass_with_plans_of_its_own_loads(folder: Path) -> Non
     globals()["MCoreMetadata"] = megatron
     larger_one = megatron(**vars(metadata))
     larger_one.mcore_data = {"weight": {"nd_reformulated_orig_global_shape": (10, 4)}}
-    from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+    from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
     item = WriteItem(MetadataIndex("step"), WriteItemType.BYTE_IO)
     larger_one.all_local_plans = [SavePlan([item])]
@@ -252,6 +256,63 @@ def test_metadata_of_a_subclass_with_plans_of_its_own_loads(folder: Path) -> Non
     assert vars(reader.read_metadata())["mcore_data"] == larger_one.mcore_data
     state = {"weight": torch.zeros(10, 4), "other": torch.zeros(10, 4), "step": None}
     assert_same(load(state, reader), SAVED)
+    assert verify_checkpoint(folder).sound
+
+
+@pytest.mark.parametrize("name", [b"Metadat!", b"evilRoot"])
+def test_metadata_of_a_class_that_torch_does_not_have_is_damaged(folder: Path, name: bytes) -> None:
+    content = (folder / ".metadata").read_bytes()
+    (folder / ".metadata").write_bytes(content.replace(b"\x8c\x08Metadata", b"\x8c\x08" + name))
+    with pytest.raises(UnusableCheckpointError, match="expected Metadata"):
+        verify_checkpoint(folder)
+
+
+def test_metadata_of_a_class_that_nobody_has_imported_is_refused_by_its_name(folder: Path) -> None:
+    content = (folder / ".metadata").read_bytes()
+    module = b"torch.distributed.checkpoint.metadata"
+    foreign = content.replace(module, b"x" * len(module), 1)
+    with pytest.raises(UnsafeCheckpointError, match=r"x+\.Metadata"):
+        load_metadata(foreign, file=".metadata")
+
+
+def test_whatever_metadata_with_one_flipped_bit_is_accepted_torch_can_unpickle(tmp_path: Path) -> None:
+    nested = {"w": random_bits(35).reshape(5, 7), "m": {"x": torch.arange(4)}, "step": 7}
+    content = (save(nested, tmp_path / "c") / ".metadata").read_bytes()
+    accepted = 0
+    for place in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        try:
+            load_metadata(bytes(flipped), file=".metadata")
+        except HoldfastError:
+            continue
+        stock = pickle.loads(flipped)  # noqa: S301 — one bit of our own file
+        assert isinstance(stock, Metadata)
+        assert all(isinstance(index, MetadataIndex) for index in stock.storage_data)
+        accepted += 1
+    assert 0 < accepted < 8 * len(content)
+
+
+def test_parts_too_irregular_to_be_compared_are_not_called_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [((row, 0), (1, 2)) for row in range(4)]
+    columns = [((0, 2 + column), (4, 1)) for column in range(2)]
+    check_tiling((4, 4), rows + columns)
+    monkeypatch.setattr(tiling, "MAX_COMPARISONS", 3)
+    with pytest.raises(UnusableCheckpointError, match="too irregularly"):
+        check_tiling((4, 4), rows + columns)
+
+
+def test_a_planner_may_add_its_own_data_to_the_metadata(tmp_path: Path) -> None:
+    class Annotating(DefaultSavePlanner):
+        def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+            plans, metadata = super().create_global_plan(all_plans)
+            return plans, replace(metadata, planner_data={**metadata.planner_data, "git": "4f9f69a", "shape": (1, 2)})
+
+    folder = tmp_path / "annotated"
+    checkpoint.save(SAVED, folder, step=1, planner=Annotating())
+    state = {"weight": torch.zeros(10, 4), "other": torch.zeros(10, 4), "step": None}
+    checkpoint.load(state, folder)
+    assert_same(state, SAVED)
     assert verify_checkpoint(folder).sound
 
 

@@ -1,7 +1,7 @@
-"""Restore of torch's distributed checkpoints at the speed of the disk, verified.
+"""Verified loading of torch's distributed checkpoints, at the speed of the disk.
 
-:class:`ParallelFileSystemReader` takes the place of torch's ``FileSystemReader``; :func:`verify_checkpoint` checks a
-checkpoint without loading it.
+``ParallelFileSystemReader`` replaces torch's ``FileSystemReader``; ``verify_checkpoint`` checks a checkpoint
+without loading it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The types an object of a checkpoint may be made of, each with the function that makes one from checked parts.
+"""The types that objects in a checkpoint may consist of, each with the function that makes one from checked parts.
 
-This is the reviewed list. A maker gets what the pickle would have passed to a constructor and to ``__setstate__``,
-looks at every part of it, and raises ``ValueError`` (or ``TypeError``) for anything that its type would not have
-written. No maker imports, calls or sets what the pickle chose.
+This is the reviewed list. A maker receives what the pickle would have passed to a constructor and to ``__setstate__``,
+checks every part of it, and raises ``ValueError`` (or ``TypeError``) for anything that its type would not have
+written. No maker imports, calls or sets anything that the pickle chose.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _NUMPY_CODE = re.compile(r"[biufc](1|2|4|8|16|32)|[SUVa]\d{0,9}|[mM]8|O8?")
 def _only(kind: type, *values: Any) -> None:
     for value in values:
         if type(value) is not kind:
-            raise TypeError(f"{kind.__name__} expected, got {type(value).__name__}")
+            raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
 
 
 def _no_state(state: Any) -> None:
     if state is not None:
-        raise ValueError("it has no state")
+        raise ValueError("unexpected state")
 
 
 def _attributes(state: Any) -> dict[str, Any]:
     _only(dict, state)
     _only(str, *state)
     if any(name.startswith("__") for name in state):
-        raise ValueError("a special attribute")
+        raise ValueError("an attribute whose name starts with two underscores")
     return dict(state)
 
 
@@ -95,7 +95,7 @@ def _of_numbers(kind: type, most: int, allowed: tuple[type, ...]) -> Maker:
     def make(arguments: tuple[Any, ...], state: Any) -> Any:
         _no_state(state)
         if len(arguments) > most or any(type(argument) not in allowed for argument in arguments):
-            raise TypeError("unexpected arguments for such a value")
+            raise TypeError("unexpected arguments")
         return kind(*arguments)
 
     return make
@@ -108,7 +108,7 @@ def _of_time(kind: type, sizes: int) -> Maker:
         _only(bytes, packed)
         if len(packed) != sizes or len(zone) > 1 or any(type(one) is not datetime.timezone for one in zone):
             raise ValueError("not a packed date or time")
-        return kind(packed, *zone).replace()  # which looks at every field: the constructor looks at the month
+        return kind(packed, *zone).replace()  # replace() checks every field; the constructor checks only the month
 
     return make
 
@@ -123,7 +123,7 @@ def _timezone(arguments: tuple[Any, ...], state: Any) -> datetime.timezone:
 
 def _hashable(values: Any) -> Iterable[Any]:
     if type(values) not in (list, tuple, set, frozenset):
-        raise TypeError(f"a list expected, got {type(values).__name__}")
+        raise TypeError(f"expected a list, got {type(values).__name__}")
     check = Keys().check
     return [check(value) for value in values]
 
@@ -141,7 +141,7 @@ def _deque(arguments: tuple[Any, ...], state: Any) -> collections.deque[Any]:
     values = arguments[0] if arguments else ()
     most = arguments[1] if len(arguments) > 1 else None
     if type(values) not in (list, tuple) or type(most) not in (int, type(None)):
-        raise TypeError("not what a deque is saved with")
+        raise TypeError("invalid arguments for a deque")
     return collections.deque(values, most)
 
 
@@ -152,7 +152,7 @@ def _ordered_dict(arguments: tuple[Any, ...], state: Any) -> collections.Ordered
         _only(list, pairs)
         for key, value in pairs:
             made[check(key)] = value
-    if state is not None:  # a module's state dict carries `_metadata`
+    if state is not None:  # a module's state dict carries ``_metadata``
         made.__dict__.update(_attributes(state))
     return made
 
@@ -172,12 +172,12 @@ def _default_dict(arguments: tuple[Any, ...], state: Any) -> collections.default
 
 def _bytearray(arguments: tuple[Any, ...], state: Any) -> bytearray:
     _no_state(state)
-    _only(bytes, *arguments)  # a number would allocate that many
+    _only(bytes, *arguments)  # an integer would allocate that many bytes
     return bytearray(*arguments)
 
 
 def _empty_bytes(arguments: tuple[Any, ...], state: Any) -> bytes:
-    """Return how protocol 2 stores no bytes at all."""
+    """Return empty bytes, which protocol 2 stores as a call without arguments."""
     _no_state(state)
     if arguments:
         raise ValueError("bytes built from other values")
@@ -185,7 +185,7 @@ def _empty_bytes(arguments: tuple[Any, ...], state: Any) -> bytes:
 
 
 def _encode(arguments: tuple[Any, ...], state: Any) -> bytes:
-    """Return how protocol 2 stores bytes."""
+    """Return bytes, which protocol 2 stores as text to encode."""
     _no_state(state)
     text, encoding = arguments
     _only(str, text)
@@ -198,7 +198,7 @@ def _bytes_io(arguments: tuple[Any, ...], state: Any) -> io.BytesIO:
     content, position, attributes = state
     _only(bytes, content)
     if arguments or type(position) is not int or not 0 <= position < 1 << 62 or attributes:
-        raise ValueError("not what a BytesIO is saved with")
+        raise ValueError("invalid state for a BytesIO")
     made = io.BytesIO(content)
     made.seek(position)
     return made
@@ -206,7 +206,7 @@ def _bytes_io(arguments: tuple[Any, ...], state: Any) -> io.BytesIO:
 
 def _uuid(arguments: tuple[Any, ...], state: Any) -> uuid.UUID:
     if arguments or set(state) - {"int", "is_safe"}:
-        raise ValueError("not what a UUID is saved with")
+        raise ValueError("invalid state for a UUID")
     safety = uuid.SafeUUID(state["is_safe"]) if "is_safe" in state else uuid.SafeUUID.unknown
     return uuid.UUID(int=state["int"], is_safe=safety)
 
@@ -215,12 +215,12 @@ def _numpy_dtype(arguments: tuple[Any, ...], state: Any) -> Any:
     code = arguments[0]
     _only(str, code)
     if not _NUMPY_CODE.fullmatch(code):
-        raise ValueError(f"the NumPy type {code!r}")
+        raise ValueError(f"unsupported NumPy dtype {code!r}")
     if state is None:
         return np.dtype(code)
     _version, order, base, names, fields, itemsize, _alignment, flags, *more = state
     if order not in ("<", ">", "|", "="):
-        raise ValueError("a NumPy type of an unknown byte order")
+        raise ValueError("a NumPy dtype with an unknown byte order")
     metadata = more[0] if more else None
     if base is not None:
         made = _numpy_subarray(*base)
@@ -232,26 +232,26 @@ def _numpy_dtype(arguments: tuple[Any, ...], state: Any) -> Any:
     else:
         made = np.dtype(order + code)
     if itemsize not in (-1, made.itemsize):
-        raise ValueError("a NumPy type of the wrong size")
+        raise ValueError("a NumPy dtype with the wrong size")
     return np.dtype(made, metadata=metadata) if metadata is not None else made
 
 
 def _numpy_time(code: str, name: Any, count: Any, *rest: Any) -> Any:
     text = bytes(name).decode("ascii")
     _only(int, count, *rest)
-    # NumPy itself writes 1 for the divisor and the event, and reads no others.
+    # NumPy itself writes 1 for the divisor and the event, and reads nothing else.
     if not re.fullmatch(r"[A-Za-z]{1,7}", text) or not 1 <= count < 1 << 31 or any(number != 1 for number in rest):
-        raise ValueError(f"the unit {text!r}")
+        raise ValueError(f"invalid NumPy time unit {text!r}")
     if text != "generic":
         return np.dtype(f"{code}[{count}{text}]")
     if count != 1:
-        raise ValueError("a number of no unit")
+        raise ValueError("a NumPy time without a unit, but with a multiple of it")
     return np.dtype(code)
 
 
 def _numpy_subarray(element: Any, shape: Any) -> Any:
     if not isinstance(element, np.dtype) or element.hasobject:
-        raise ValueError("a NumPy type of arrays of objects")
+        raise ValueError("a NumPy dtype of arrays of objects")
     _only(tuple, shape)
     _only(int, *shape)
     return np.dtype((element, shape))
@@ -262,13 +262,13 @@ def _numpy_record(names: Any, fields: Any, itemsize: Any, *, aligned: bool) -> A
     parts = [fields[name] for name in names]
     for part, offset, *title in parts:
         if not isinstance(part, np.dtype) or type(offset) is not int or offset < 0:
-            raise ValueError("the fields of a NumPy type")
+            raise ValueError("invalid fields of a NumPy dtype")
         _only(str, *title)
         if part.hasobject:
-            raise ValueError("a NumPy type with fields that are objects")
+            raise ValueError("a NumPy dtype with object fields")
     size = max((offset + part.itemsize for part, offset, *_ in parts), default=0)
     if type(itemsize) is not int or itemsize < size:
-        raise ValueError("the size of a NumPy type")
+        raise ValueError("invalid size of a NumPy dtype")
     about: dict[str, Any] = {
         "names": list(names),
         "formats": [part for part, *_ in parts],
@@ -296,11 +296,11 @@ def _numpy_from_buffer(arguments: tuple[Any, ...], state: Any) -> np.ndarray[Any
 
 def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray[Any, Any]:
     if not isinstance(dtype, np.dtype) or order not in ("C", "F"):
-        raise TypeError("an array without a type")
+        raise TypeError("an array without a dtype")
     _only(tuple, shape)
     _only(int, *shape)
     if any(size < 0 for size in shape) or dtype.subdtype is not None:
-        raise ValueError("the shape of an array")
+        raise ValueError("invalid shape of an array")
     count = math.prod(shape)
     if dtype.hasobject:
         _only(list, content)
@@ -309,12 +309,12 @@ def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray[Any, 
         flat = np.empty(count, dtype=dtype)
         for place, value in enumerate(content):
             flat[place] = value
-        # NumPy lists objects by rows, however they lie in memory.
+        # NumPy lists objects in row order, whatever their order in memory.
         return np.asarray(flat.reshape(shape), order=order)  # type: ignore[call-overload,no-any-return]
     if type(content) not in (bytes, bytearray) or len(content) != count * dtype.itemsize:
         raise ValueError("an array whose bytes do not match its shape")
     if not content:
-        # As a field of records: NumPy makes arrays of text without length hold one character each, of any memory.
+        # As a record field: a plain array of zero-length text would get one uninitialised character per element.
         return np.zeros(shape, dtype=[("only", dtype)], order=order)["only"]  # type: ignore[call-overload,no-any-return]
     flat = np.frombuffer(bytearray(content), dtype=dtype)
     _check_text(flat)
@@ -322,7 +322,7 @@ def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray[Any, 
 
 
 def _check_text(array: np.ndarray[Any, Any]) -> None:
-    """Raise if an array, or a field of its records, is text with something that is not a character."""
+    """Raise if an array, or a field of its records, is text that contains an invalid character."""
     for name in array.dtype.names or ():
         _check_text(array[name])
     if array.dtype.kind == "U" and array.size and array.dtype.itemsize:
@@ -338,7 +338,7 @@ def _numpy_scalar(arguments: tuple[Any, ...], state: Any) -> Any:
 
 
 def torch_enum(name: Name, arguments: tuple[Any, ...], state: Any) -> Any:
-    """Make a member of an enumeration of torch that is imported already; ``None`` when the name is not one."""
+    """Make a member of a torch enumeration that is already imported; ``None`` when the name is not one."""
     if name.module != "torch" and not name.module.startswith("torch."):
         return None
     kind: Any = sys.modules.get(name.module)
@@ -347,7 +347,7 @@ def torch_enum(name: Name, arguments: tuple[Any, ...], state: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, enum.Enum) and kind.__module__.partition(".")[0] == "torch":
         (value,) = arguments
         return kind(value) if type(value) in (int, str) and state is None else None
-    # Enumerations of torch's C++ side are made empty, then told their number.
+    # Enumerations from torch's C++ side are made empty, then given their number as state.
     members = vars(kind).get("__members__") if isinstance(kind, type) else None
     if members is not None and type(kind).__name__ == "pybind11_type":
         number = state if state is not None else arguments[0]

@@ -1,10 +1,10 @@
-"""The zip archive that ``torch.save`` writes for one item, read so strictly that no other reader can see it otherwise.
+"""The zip archive that ``torch.save`` writes for one item, read so strictly that no reader can see it differently.
 
-An item of a ``.distcp`` file is a whole zip archive whose records are stored, not compressed. A zip archive says
-everything twice: in the central directory, and in the local header (and the descriptor behind the payload) of each
-record. Two readers that believe different copies read different bytes, which is how a pickle that was checked becomes
-another one that is run. So every copy must agree in every field, and the parts of the archive must follow each other
-without gap or overlap, from its first byte to its last. Zip64 fields are followed where present.
+An item of a ``.distcp`` file is a complete zip archive whose records are stored, not compressed. A zip archive states
+everything twice: in the central directory, and in the local header (and the descriptor after the payload) of each
+record. Readers that trust different copies read different bytes, so one pickle may be checked and another one run.
+Therefore every copy must agree in every field, and the parts of the archive must follow each other without gap or
+overlap, from its first byte to its last. Zip64 fields are followed where present.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ReadAt = Callable[[int, int], "bytes | memoryview"]
 
 ZIP_START = b"PK\x03\x04"
 TAIL_BYTES = 1024
-"""Read from the end of an item at once: the central directory of a single tensor takes some 600 bytes."""
+"""Bytes to read from the end of an item at once: the central directory of a single tensor takes about 600."""
 HEAD_BYTES = 1536
-"""Read from the start of an item at once: the records in front of the payload."""
+"""Bytes to read from the start of an item at once: the records before the payload."""
 MAX_RECORDS = 100_000
-"""Most records of one archive: an object with that many tensors."""
+"""Maximum number of records in one archive: an object with that many tensors."""
 
 _END = struct.Struct("<4sHHHHIIH")
 _END64_LOCATOR = struct.Struct("<4sIQI")
@@ -37,6 +37,7 @@ _CRC_IN_LOCAL, _CRC_IN_DESCRIPTOR, _CRC_IN_ENTRY = 14, 4, 16
 _LARGE = 0xFFFFFFFF
 _LARGE_COUNT = 0xFFFF
 _DESCRIPTOR_FOLLOWS = 0x0008
+_IS_FOLDER = 0x10  # among the external attributes, as DOS has them
 _UTF8 = 0x0800
 _ZIP64_FIELD = 1
 
@@ -81,7 +82,7 @@ def read_archive(read_at: ReadAt, length: int) -> dict[str, Record]:
         The records by name, without the archive's folder (``data.pkl``, ``data/0`` …).
 
     Raises:
-        DamagedArchiveError: it is damaged, compressed, encrypted, or could be read in two ways.
+        DamagedArchiveError: the archive is damaged, compressed, encrypted, or ambiguous.
     """
     entries, directory_at = _read_directory(read_at, length)
     records: dict[str, Record] = {}
@@ -91,7 +92,7 @@ def read_archive(read_at: ReadAt, length: int) -> dict[str, Record]:
     entries.sort(key=lambda entry: entry.header_offset)
     for entry in entries:
         folder, _, name = entry.raw_name.partition(b"/")
-        lowered = entry.raw_name.lower()  # torch's reader finds records whatever their case
+        lowered = entry.raw_name.lower()  # torch's reader ignores case in record names
         if folder != prefix or not name or b"\0" in name or lowered in seen:
             raise DamagedArchiveError(f"the record {entry.raw_name!r} is misnamed or named twice", position, 30)
         seen.add(lowered)
@@ -159,14 +160,17 @@ def _entries(directory: bytes | memoryview, count: int, directory_at: int) -> li
         where = directory_at + position
         if position + _ENTRY.size > len(directory):
             raise DamagedArchiveError("the central directory is truncated", where, len(directory) - position)
-        signature, _, version, flags, method, time, date, crc, packed, size, names, extras, comment, disk, _, _, at = (
-            _ENTRY.unpack_from(directory, position)
-        )
+        (
+            signature, _, version, flags, method, time, date, crc, packed, size, names, extras, comment, disk, _,
+            attributes, at,
+        ) = _ENTRY.unpack_from(directory, position)  # fmt: skip
         start = position + _ENTRY.size
         position = start + names + extras + comment
         raw_name = bytes(directory[start : start + names])
         if signature != b"PK\x01\x02" or position > len(directory) or comment or disk:
             raise DamagedArchiveError("an entry of the central directory is damaged", where, _ENTRY.size)
+        if attributes & _IS_FOLDER or raw_name.endswith(b"/"):  # torch's reader would take nothing out of it
+            raise DamagedArchiveError(f"the record {raw_name!r} is marked as a folder", where, _ENTRY.size)
         extra = bytes(directory[start + names : start + names + extras])
         size, packed, at = _widened(_zip64_body(extra, where) if extra else b"", (size, packed, at), where)
         if method or packed != size or flags & ~(_DESCRIPTOR_FOLLOWS | _UTF8):
@@ -199,7 +203,7 @@ def _zip64_body(extra: bytes, where: int) -> bytes:
 
 
 def _widened(body: bytes, fields: tuple[int, ...], where: int) -> tuple[int, ...]:
-    """Replace the fields that are too large for 32 bits by those of the zip64 field, which must hold just them."""
+    """Replace the fields that are too large for 32 bits by those of the zip64 field, which must hold exactly these."""
     large = fields.count(_LARGE)
     if len(body) != 8 * large:
         raise DamagedArchiveError("the zip64 field of a record does not hold the missing values", where, len(body))
@@ -208,16 +212,16 @@ def _widened(body: bytes, fields: tuple[int, ...], where: int) -> tuple[int, ...
 
 
 def _check_local(read_at: ReadAt, entry: _Entry, limit: int) -> tuple[int, int, tuple[int, ...]]:
-    """Compare the local header, and the descriptor behind the payload, with the central directory.
+    """Compare the local header, and the descriptor after the payload, with the central directory.
 
     Returns:
-        Where the payload starts, where the next record must, and where the CRC-32 is.
+        Where the payload starts, where the next record must start, and where the CRC-32 is.
     """
     at = entry.header_offset
     crc_at = at + _CRC_IN_LOCAL
     names = len(entry.raw_name)
     if at + _LOCAL.size + names > limit:
-        raise DamagedArchiveError("a record lies outside the archive", at, _LOCAL.size)
+        raise DamagedArchiveError("a record is outside the archive", at, _LOCAL.size)
     header = read_at(at, _LOCAL.size + names)
     signature, *shared, crc, packed, size, local_names, extras = _LOCAL.unpack_from(header, 0)
     start = at + _LOCAL.size + names + extras
@@ -237,8 +241,8 @@ def _check_local(read_at: ReadAt, entry: _Entry, limit: int) -> tuple[int, int, 
         if (crc, packed, size) != expected:
             raise _disagrees(entry)
         return start, end, (crc_at,)
-    # The header may leave to the descriptor what is not known yet: torch writes zeros, and in the zip64 field of a
-    # record beyond 4 GiB the size, a zero and the place.
+    # The header may leave values that are not known yet to the descriptor: torch writes zeros, and, in the zip64 field
+    # of a record beyond 4 GiB, the size, a zero and the offset.
     wide = struct.unpack(f"<{len(zip64) // 8}Q", zip64)
     if (crc, packed, size) not in ((0, 0, 0), expected) or not {0, entry.size, at}.issuperset(wide):
         raise _disagrees(entry)
@@ -259,7 +263,7 @@ def _disagrees(entry: _Entry) -> DamagedArchiveError:
 
 
 def read_record(read_at: ReadAt, name: str, record: Record, *, check: bool) -> bytes:
-    """Read a small record whole; with ``check``, against its CRC-32 where it has one."""
+    """Read all of a small record; with ``check``, compare it with its CRC-32 where it has one."""
     content = bytes(read_at(record.start, record.size))
     if check and record.crc and crc32(content) != record.crc:
         raise DamagedArchiveError(f"{name} differs from its CRC-32", record.start, record.size)

@@ -1,7 +1,7 @@
-"""The parts of a chunk that its requests want, grouped into jobs.
+"""The parts of a chunk that its requests need, grouped into jobs.
 
-A *part* is one byte range of the payload with its takers. Parts that fill one plain destination in order carry that
-destination's address and are read straight into it; the others are read into a buffer and shared out from there.
+A *part* is one byte range of the payload and the requests that use it. Parts that fill one plain destination in order
+carry that destination's address and are read straight into it; the others are read into a buffer and copied from there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Overlap", "Part", "Parts", "parts_of_chunk"]
 
 
 class Overlap(NamedTuple):
-    """What one request takes out of a buffer."""
+    """The part of a buffer that one request takes."""
 
     request: Request
     start: tuple[int, ...]  # inside the destination
@@ -46,14 +46,14 @@ class Parts(NamedTuple):
 
 
 def parts_of_chunk(chunk: Chunk, layout: ItemLayout, *, piece_bytes: int, block_bytes: int, full: bool) -> Parts:
-    """Cut what the requests of a chunk want into parts.
+    """Cut what the requests of a chunk need into parts.
 
     Args:
         chunk: the chunk and its requests.
-        layout: where its payload lies.
+        layout: where its payload is.
         piece_bytes: how much one job reads straight into a destination.
         block_bytes: how much goes through a buffer at once.
-        full: cover the whole record, reading what is not requested too.
+        full: cover the whole record, including what is not requested.
     """
     requests = [request for request in chunk.requests if request.target is not None and request.target.numel()]
     parts = [part for request in requests for part in _parts(request, layout, block_bytes, full)]
@@ -77,7 +77,7 @@ def _parts(request: Request, layout: ItemLayout, block_bytes: int, full: bool) -
     assert target is not None
     recipe = layout.recipe
     straight = request.in_memory and target.dtype == recipe.dtype
-    divisible = type(target) is torch.Tensor  # a subclass need not know how to narrow
+    divisible = type(target) is torch.Tensor  # a subclass may not support narrow()
     leaves = cut_box(
         box_start=request.item.storage_offsets,
         lengths=request.item.lengths,
@@ -99,7 +99,7 @@ def _parts(request: Request, layout: ItemLayout, block_bytes: int, full: bool) -
 
 
 def _shared_parts(requests: Sequence[Request], layout: ItemLayout, block_bytes: int) -> list[Part]:
-    """Return parts for requests that overlap: read once into a buffer, and shared out."""
+    """Return parts for requests that overlap: each is read once into a buffer and copied from there."""
     recipe = layout.recipe
     ranks = range(len(recipe.shape))
     low = [min(request.item.storage_offsets[dim] for request in requests) for dim in ranks]
@@ -137,7 +137,7 @@ def _intersect(request: Request, leaf: Leaf, low: Sequence[int], strides: Sequen
 
 
 def _ranges_overlap(parts: Sequence[Part]) -> bool:
-    """Return whether some byte would be read twice; ``parts`` are sorted by offset."""
+    """Return whether any byte would be read twice; ``parts`` are sorted by offset."""
     return any(one.offset + one.length > other.offset for one, other in pairwise(parts))
 
 

@@ -1,8 +1,8 @@
 """Bounded memory for everything that cannot be read straight into its destination.
 
-All buffers of a load come out of one budget. A request waits until it fits; one that is larger than the whole budget
-is admitted alone, when nothing else is out, so no load waits indefinitely. Blocks of the usual size are kept and handed
-out again, because fresh memory costs more to touch than the disk cache costs to read.
+All buffers of a load come from one budget. A request waits until it fits; one that is larger than the whole budget is
+admitted alone, when nothing else is in use, so no load waits indefinitely. Blocks of the usual size are kept and
+reused, because touching fresh memory costs more than reading from the disk cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LoadCancelledError(Exception):
 
 
 class Buffer:
-    """A piece of the budget's memory; give it back with :meth:`release`."""
+    """A piece of the budget's memory; return it with ``release``."""
 
     __slots__ = ("_budget", "_charged", "tensor", "view")
 
@@ -37,15 +37,15 @@ class Buffer:
         self.view = memoryview(tensor.numpy()).cast("B")[:length]  # type: ignore[arg-type]
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Return the memory to the budget."""
         self._budget._give_back(self.tensor, self._charged)
 
 
 class MemoryBudget:
-    """Hands out memory up to a limit.
+    """A pool that hands out memory up to a limit.
 
     Args:
-        limit: the number of bytes that may be out at once.
+        limit: the number of bytes that may be in use at once.
         pinned: allocate page-locked memory, for destinations on an accelerator.
     """
 
@@ -56,7 +56,7 @@ class MemoryBudget:
         self._used = 0
         self._free: list[torch.Tensor] = []
         self._cancelled = False
-        self._lock = threading.RLock()  # entered itself, not by its condition, which an interrupt may leave locked
+        self._lock = threading.RLock()  # entered directly: an interrupt inside a condition may leave it locked
         self._changed = threading.Condition(self._lock)
 
     def reserve(self, length: int) -> None:
@@ -91,24 +91,24 @@ class MemoryBudget:
             self.unreserve(length)
 
     def take(self, length: int) -> Buffer:
-        """Wait for ``length`` bytes of memory and return them; a few hundred kilobytes or more come in whole blocks."""
+        """Wait for ``length`` bytes of memory and return them, in whole blocks from a few hundred kilobytes up."""
         charged = length if length < _LEAST_BLOCK_BYTES else max(length, min(BLOCK_BYTES, self.limit))
         block = self._reserve(charged)
         if block is None:
             with torch.inference_mode(False):
-                block = torch.empty(charged, dtype=torch.uint8, pin_memory=self._pinned)
+                block = torch.empty(charged, dtype=torch.uint8, device="cpu", pin_memory=self._pinned)
         return Buffer(self, block, length, charged)
 
     def _give_back(self, block: torch.Tensor, charged: int) -> None:
         with self._lock:
-            # Whoever reserved it dropped kept blocks until all fitted, so keeping it exceeds the limit only if it did.
+            # Reserving it dropped kept blocks until everything fitted: keeping it exceeds the limit only if that did.
             if charged == BLOCK_BYTES <= self.limit:
                 self._free.append(block)
             self._used -= charged
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Wake everyone who waits, with :class:`LoadCancelledError`."""
+        """Wake all waiting threads with ``LoadCancelledError``."""
         with self._lock:
             self._cancelled = True
             self._changed.notify_all()

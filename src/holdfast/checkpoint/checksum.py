@@ -1,8 +1,8 @@
 """CRC-32 of records that several threads read in pieces, in any order.
 
 The zip record of every saved tensor carries the CRC-32 of its payload. The pieces of one record are read by different
-threads; each computes the CRC of its own piece while the bytes are still in its cache, and the piece that comes in
-last folds them together in file order. No byte is touched twice.
+threads; each computes the CRC of its own piece while the bytes are still in its cache, and the last piece to arrive
+combines them in file order. No byte is touched twice.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def combine(first: int, second: int, second_length: int) -> int:
 
 
 class RecordCheck:
-    """Gathers the CRC of each piece of one record and says, at the end, whether the record is whole.
+    """The CRCs of the pieces of one record, combined at the end into the CRC of the whole.
 
     Args:
         expected: the CRC-32 stored beside the record.
@@ -70,7 +70,7 @@ class RecordCheck:
         self._lock = threading.Lock()
 
     def add(self, offset: int, length: int, crc: int) -> None:
-        """Note the CRC of the piece at ``offset`` of the record."""
+        """Store the CRC of the piece at ``offset`` of the record."""
         with self._lock:
             self._pieces.append((offset, length, crc))
 
@@ -97,7 +97,7 @@ def covers(ranges: Iterable[tuple[int, int]], length: int) -> bool:
 
 
 def gaps(ranges: Iterable[tuple[int, int]], length: int) -> list[tuple[int, int]]:
-    """Return the stretches of ``0 … length`` that no range covers."""
+    """Return the parts of ``0 … length`` that no range covers."""
     missing = []
     position = 0
     for offset, size in sorted(ranges):

@@ -1,8 +1,8 @@
-"""The files that torch's archive writer writes to, and still writes to when an interrupt has closed them.
+"""The files that torch's archive writer writes to, possibly even after an interrupt has closed them.
 
-``torch.save`` ends an archive on leaving its ``with`` block. If an interrupt comes between making the archive and
-entering that block, or on the way out of it, the archive is ended by its C++ destructor, once the traceback is
-dropped and the file long closed. An error that a destructor raises ends the process (``terminate called``, SIGABRT).
+``torch.save`` finishes an archive when it leaves its ``with`` block. If an interrupt arrives between creating the
+archive and entering that block, or on the way out of it, the C++ destructor finishes the archive once the traceback is
+dropped, long after the file was closed. An error in a destructor ends the process (``terminate called``, SIGABRT).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["DataFiles", "NoTransforms"]
 
 
 class DataFiles(FileSystem):
-    """Torch's file system, whose files take writes without complaint when they are closed."""
+    """Torch's file system, except that writing to a closed file is silently ignored."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
@@ -28,12 +28,12 @@ class DataFiles(FileSystem):
             try:
                 yield stream
             finally:
-                # No method of this class: an interrupt may be raised wherever Python code begins.
+                # Not a Python function: an interrupt may be raised wherever Python code begins.
                 stream.write = len
 
 
 class NoTransforms:
-    """Hands the file itself to ``torch.save``; torch's own defines a class for every item, to keep the file open."""
+    """Passes the file itself to ``torch.save``; torch's own defines a class for every item, to keep the file open."""
 
     def transform_save_stream(self, write_item: Any, raw_stream: Any) -> tuple[Any, list[str]]:
         """Return the stream to write an item to, and the names of its transforms."""
@@ -41,7 +41,7 @@ class NoTransforms:
 
 
 class _Stream:
-    """A file as torch uses one; it is closed by :class:`DataFiles` only, and its items are not flushed one by one."""
+    """A file for torch to write to; only ``DataFiles`` closes it, and it is not flushed after every item."""
 
     def __init__(self, file: Any) -> None:
         self.write: Callable[[Any], int] = file.write

@@ -1,7 +1,7 @@
 """Writing into destinations: raw memory for plain CPU tensors, ``copy_`` for everything else.
 
-Raw writes bypass torch, so two things that ``copy_`` does are done by hand: grad mode is no matter (the target is
-detached), and the version counter is bumped, so that autograd still notices a tensor changed under its feet.
+Raw writes bypass torch, so two things that ``copy_`` does are done by hand: the target is detached, so grad mode does
+not matter, and the version counter is bumped, so that autograd still notices that the tensor was changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["bump_version", "check_dtype", "check_request", "copy_into", "memory_
 
 
 def memory_of(address: int, length: int) -> memoryview:
-    """Return a writable view of raw memory; the caller keeps its owner alive."""
+    """Return a writable view of raw memory; the caller must keep its owner alive."""
     return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
 
 
@@ -31,7 +31,7 @@ def narrow(tensor: torch.Tensor, start: Sequence[int], lengths: Sequence[int]) -
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy with torch; enters inference mode for targets that can only be written there."""
+    """Copy with torch, in inference mode for targets that can only be written there."""
     if target.is_inference() and not torch.is_inference_mode_enabled():
         with torch.inference_mode():
             target.copy_(source)
@@ -40,7 +40,7 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def check_dtype(target: torch.Tensor, stored: torch.dtype, *, cast: bool, tensor: str, file: str) -> None:
-    """Refuse a conversion that was not requested."""
+    """Raise if the dtypes differ and no conversion was requested."""
     if target.dtype != stored and not cast:
         raise CheckpointMismatchError(
             "the stored dtype differs from the destination's",
@@ -53,7 +53,7 @@ def check_dtype(target: torch.Tensor, stored: torch.dtype, *, cast: bool, tensor
 
 
 def check_request(request: Request, shape: tuple[int, ...], dtype: torch.dtype, file: str, *, cast: bool) -> None:
-    """Refuse a stored tensor that does not hold the box a request wants, in the dtype it wants."""
+    """Raise unless a stored tensor holds the box that a request wants, in the dtype it wants."""
     item = request.item
     assert request.target is not None
     if len(shape) != len(item.lengths) or any(

@@ -1,12 +1,12 @@
-"""Threads that run jobs, and the calling thread that collects what they finish.
+"""Threads that run jobs, and the calling thread that collects their results.
 
-Reading and checksums release the GIL, so a few threads use the whole disk. Jobs are small closures; a job may submit
-more. What has to happen on the caller's thread (the planner's calls, copies to an accelerator) comes back as events.
-With no workers the same jobs run inside :meth:`Engine.events`, which is what a tiny checkpoint wants: starting threads
-would cost more than reading it.
+Reading and checksums release the GIL, so a few threads saturate the disk. Jobs are small closures; a job may submit
+more. Work for the caller's thread (calls to the planner, copies to an accelerator) comes back as events. Without
+workers the same jobs run inside ``Engine.events``: for a tiny checkpoint, starting threads would cost more than
+reading it.
 
-The first error ends everything: queued jobs are dropped, running ones are waited for, threads are joined, and that one
-error is raised.
+The first error ends everything: queued jobs are dropped, running jobs finish, threads are joined, and that one error is
+raised.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Engine:
 
     Args:
         workers: the number of threads.
-        budget: its waiters are woken when the work is cancelled.
+        budget: threads waiting for its memory are woken when the work is cancelled.
     """
 
     def __init__(self, workers: int, budget: MemoryBudget) -> None:
@@ -39,11 +39,11 @@ class Engine:
         self._running = 0
         self._error: BaseException | None = None
         self._closed = False
-        # The calling thread may be interrupted wherever Python code begins, that of a condition included, which would
-        # then stay locked: it enters the lock itself, and waits on a second one; neither is written in Python.
+        # The calling thread may be interrupted wherever Python code begins, also inside a condition, which would then
+        # stay locked. So it enters the lock directly, and waits on a second one; neither is written in Python.
         self._lock = threading.Lock()
         self._job_ready = threading.Condition(self._lock)  # for the workers
-        self._news = threading.Lock()  # for the caller: an event, an error, or the end; locked while there are none
+        self._news = threading.Lock()  # for the caller: locked until there is an event, an error, or the end
         self._news.acquire()
         self._threads = [
             threading.Thread(target=self._work, name=f"holdfast-checkpoint-{number}", daemon=True)
@@ -53,7 +53,7 @@ class Engine:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the work has been given up; long jobs ask."""
+        """Whether the work was cancelled; long jobs check this."""
         return self._closed or self._error is not None
 
     def submit(self, *jobs: Job, first: bool = False) -> None:
@@ -77,12 +77,12 @@ class Engine:
             self._tell()
 
     def _tell(self) -> None:
-        """Wake the calling thread; under the lock."""
+        """Wake the calling thread; the caller holds the lock."""
         if self._news.locked():
             self._news.release()
 
     def events(self) -> Iterator[Any]:
-        """Yield what the jobs post, until nothing is left to do; raises the first error.
+        """Yield what the jobs post, until nothing is left to do; raise the first error.
 
         The consumer may submit more jobs before it asks for the next event.
         """
@@ -142,7 +142,7 @@ class Engine:
             del error
 
     def close(self) -> None:
-        """Drop what is queued, wait for what runs, and end the threads."""
+        """Drop queued jobs, wait for running ones, and end the threads."""
         with self._lock:
             self._closed = True
             self._jobs.clear()
@@ -157,7 +157,7 @@ class Engine:
 
 
 def _started(threads: list[threading.Thread]) -> list[threading.Thread]:
-    """Start threads, as many as the system allows; none at all will do."""
+    """Start threads, as many as the system allows, even if that is none."""
     started = []
     for thread in threads:
         try:

@@ -1,9 +1,9 @@
 """The files of a checkpoint: kept inside its folder, opened once, read by position, watched for changes.
 
-A checkpoint's metadata names files. Nobody vouches for those names, so each is resolved and must stay inside the
-checkpoint's folder: no absolute path, no ``..``, no symbolic link that leads out, nothing but regular files (a named
-pipe would hang the load). The layer below, ``FileLayer``, is four functions of the operating system; tests put a faulty
-one in its place.
+A checkpoint's metadata names files. Those names are not trusted, so each is resolved and must stay inside the
+checkpoint's folder: no absolute path, no ``..``, no symbolic link that leads out, only regular files (a named pipe
+would hang the load). The layer below, ``FileLayer``, wraps a few functions of the operating system; tests replace it
+with a faulty one.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ __all__ = [
     "contained_path",
     "identity_of",
     "is_file_name",
+    "is_missing",
     "is_remote",
     "is_there",
     "list_names",
@@ -39,9 +40,11 @@ __all__ = [
 
 
 _LARGE_BYTES = 256 << 20
+_MAX_PATH_BYTES = 4095
+"""Longest path that Linux accepts (``PATH_MAX`` counts the terminating zero)."""
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _OF_THE_FILE = (*_MISSING, errno.EISDIR, errno.ENXIO, errno.EIO)
-"""What the system says of a file that is missing, something else, or unreadable for everybody."""
+"""Errors for a file that is missing, is something else, or that nobody can read."""
 
 
 class FileLayer(Protocol):
@@ -51,7 +54,7 @@ class FileLayer(Protocol):
         """Open for reading."""
 
     def status(self, descriptor: int) -> os.stat_result:
-        """Return what the open file is now."""
+        """Return the current status of the open file."""
 
     def read_into(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
         """Read at ``offset`` into the buffers, in order; may read less than they hold."""
@@ -60,21 +63,21 @@ class FileLayer(Protocol):
         """Close."""
 
     def exists(self, path: Path) -> bool:
-        """Return whether something is there."""
+        """Return whether the path exists."""
 
     def status_of(self, path: Path) -> os.stat_result:
-        """Return what the file of that name is now."""
+        """Return the current status of the file of that name."""
 
 
 class LocalFiles:
     """The local file system."""
 
     def open(self, path: Path) -> int:
-        """Open for reading; ``O_NONBLOCK`` so that a named pipe cannot hang us before we look at what it is."""
+        """Open for reading; ``O_NONBLOCK`` so that a named pipe cannot block before we know that it is one."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def status(self, descriptor: int) -> os.stat_result:
-        """Return what the open file is now."""
+        """Return the current status of the open file."""
         return os.fstat(descriptor)
 
     def read_into(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
@@ -82,36 +85,48 @@ class LocalFiles:
         return os.preadv(descriptor, buffers, offset)
 
     def close(self, descriptor: int) -> None:
-        """Close; a file that was only read has nothing to lose by it."""
+        """Close; errors are ignored, as the file was only read."""
         with contextlib.suppress(OSError):
             os.close(descriptor)
 
     def exists(self, path: Path) -> bool:
-        """Return whether something is there, even a link that leads nowhere."""
+        """Return whether the path exists, even as a broken link."""
         try:
             return is_there(path)
         except OSError as error:
-            text = f"cannot look for a file of the checkpoint: {error.strerror}"
+            text = f"cannot look up a file of the checkpoint: {error.strerror}"
             raise CheckpointReadError(text, file=path.name, folder=str(path.parent)) from error
 
     def status_of(self, path: Path) -> os.stat_result:
-        """Return what the file of that name is now."""
+        """Return the current status of the file of that name."""
         return os.stat(path)
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:
-    """Return whether something has that name; unlike ``os.path.lexists``, raises where that cannot be told."""
+    """Return whether the path exists, even as a broken link; unlike ``os.path.lexists``, raise if that is unknown."""
     try:
         os.lstat(path)
     except OSError as error:
-        if error.errno in _MISSING:
+        if is_missing(error):
             return False
         raise
     return True
 
 
+def is_missing(error: OSError) -> bool:
+    """Return whether an error means that there is no such file or folder."""
+    return error.errno in _MISSING and not _is_beyond_reach(error)
+
+
+def _is_beyond_reach(error: OSError) -> bool:
+    """Return whether the whole path is too long, rather than one name in it: then there may well be such a file."""
+    path = error.filename
+    too_long = error.errno == errno.ENAMETOOLONG and isinstance(path, (str, bytes, os.PathLike))
+    return too_long and len(os.fsencode(path)) > _MAX_PATH_BYTES
+
+
 def list_names(folder: Path) -> list[str]:
-    """Return the names in a folder, none if there is no such folder.
+    """Return the names in a folder; empty if there is no such folder.
 
     Raises:
         CheckpointReadError: the folder cannot be listed.
@@ -119,35 +134,37 @@ def list_names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError as error:
-        if error.errno in _MISSING:
+        if is_missing(error):
             return []
         raise CheckpointReadError(f"the folder cannot be listed: {error.strerror}", folder=str(folder)) from error
 
 
 def tells_nothing(error: Exception, *, remote: bool) -> bool:
-    """Return whether a failure tells nothing about the checkpoint, which may well be sound.
+    """Return whether a failure says nothing about the checkpoint, which may well be sound.
 
-    A store does not answer, this process has too many files open, this user may not read the file.
+    For example: a store does not answer, this process has too many open files, this user may not read the file.
     """
     cause = error if isinstance(error, OSError) and error.errno else error.__cause__
     if not isinstance(cause, OSError):
         return False
-    return not isinstance(cause, FileNotFoundError) if remote else cause.errno not in (None, *_OF_THE_FILE)
+    if remote:
+        return not isinstance(cause, FileNotFoundError)
+    return cause.errno not in (None, *_OF_THE_FILE) or _is_beyond_reach(cause)
 
 
 def path_parts(relative: str) -> list[str]:
-    """Return the parts of a name in the metadata: ``./x`` and ``x`` are one file."""
+    """Return the parts of a name in the metadata: ``./x`` and ``x`` are the same file."""
     return [part for part in relative.split("/") if part not in ("", ".")]
 
 
 def contained_path(folder: Path, relative: str, *, follow_links_out: bool = False) -> Path:
-    """Return the place of a file the metadata names, refused when it is not inside the checkpoint's folder.
+    """Return the path of a file that the metadata names, which must be inside the checkpoint's folder.
 
     Args:
         folder: the checkpoint.
         relative: the name in the metadata.
         follow_links_out: accept symbolic links that lead out of the folder (a trusted checkpoint, such as a snapshot
-            in the Hugging Face cache). Absolute paths and ``..`` are refused all the same.
+            in the Hugging Face cache). Absolute paths and ``..`` are still refused.
 
     Raises:
         UnsafeCheckpointError: the name leads out of the folder.
@@ -163,7 +180,7 @@ def contained_path(folder: Path, relative: str, *, follow_links_out: bool = Fals
         )
     if follow_links_out:
         return folder.joinpath(*parts)
-    place = os.path.join(folder, *parts)  # not `relative`: with a slash behind it, a link does not look like one
+    place = os.path.join(folder, *parts)  # not ``relative``: with a trailing slash, a link does not look like one
     if len(parts) == 1 and not os.path.islink(place):
         return Path(place)  # nothing to resolve below the folder
     real_folder, real_place = os.path.realpath(folder), os.path.realpath(place)
@@ -178,7 +195,7 @@ def contained_path(folder: Path, relative: str, *, follow_links_out: bool = Fals
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a file could have the name; a pickle holds any text, lone surrogates included."""
+    """Return whether a file could have the name; a pickle may hold any text, even lone surrogates."""
     try:
         return b"\0" not in os.fsencode(name)
     except UnicodeEncodeError:
@@ -186,12 +203,12 @@ def is_file_name(name: str) -> bool:
 
 
 def identity_of(status: os.stat_result) -> tuple[int, int, int, int]:
-    """Return what tells a file from another, and from itself once it was written to: device, inode, size and time."""
+    """Return what identifies a file and changes when it is written to: device, inode, size and time."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def is_remote(layer: FileLayer) -> bool:
-    """Return whether files are not local: there are no links, and every read is a round trip."""
+    """Return whether files are remote: there are no links, and every read is a round trip."""
     return bool(getattr(layer, "remote", False))
 
 
@@ -223,7 +240,7 @@ class CheckpointFile:
         self.remote = is_remote(layer)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer`` from ``offset``; a file that ends before is an error."""
+        """Fill ``buffer`` from ``offset``; raise if the file ends too early."""
         done = 0
         total = len(buffer)
         while done < total:
@@ -251,11 +268,9 @@ class CheckpointFile:
         )
 
     def read(self, offset: int, length: int) -> bytearray:
-        """Read ``length`` bytes at ``offset``; nothing is allocated for bytes the file does not have."""
+        """Read ``length`` bytes at ``offset``; allocate nothing if the file is too short."""
         self.check_reach(offset, length)
-        if (
-            length > _LARGE_BYTES and length > psutil.virtual_memory().available
-        ):  # a file of holes costs its maker nothing
+        if length > _LARGE_BYTES and length > psutil.virtual_memory().available:  # a sparse file can claim any size
             raise CheckpointReadError(
                 "an item of the checkpoint is larger than the available memory",
                 file=self.relative,
@@ -268,7 +283,7 @@ class CheckpointFile:
         return buffer
 
     def check_unchanged(self) -> None:
-        """Raise when the file was written to, or another put in its place, since it was opened."""
+        """Raise if the file was written to or replaced since it was opened."""
         try:
             now = identity_of(self._layer.status(self._descriptor))
             there = identity_of(self._layer.status_of(self.path))
@@ -287,7 +302,7 @@ class CheckpointFile:
 
 
 def read_file(path: Path, relative: str, layer: FileLayer, *, most: int) -> bytes:
-    """Read a file of at most so many bytes as a whole."""
+    """Read a whole file of at most ``most`` bytes."""
     file = CheckpointFile(path, relative, layer)
     try:
         if file.size > most:
@@ -306,13 +321,13 @@ def _read_error(message: str, relative: str, error: OSError, **where: int) -> Ch
 
 
 class FileTable:
-    """Opens each file when its first chunk is read and closes it with its last.
+    """The open files of a load: each is opened for its first chunk and closed after its last.
 
     Args:
         folder: the checkpoint.
         layer: how files are reached.
-        uses: how many chunks each file has; the file is closed when :meth:`release` was called that often.
-        follow_links_out: see :func:`contained_path`.
+        uses: how many chunks each file has; the file is closed after that many calls of ``release``.
+        follow_links_out: see ``contained_path``.
     """
 
     def __init__(self, folder: Path, layer: FileLayer, uses: dict[str, int], *, follow_links_out: bool) -> None:
@@ -334,7 +349,7 @@ class FileTable:
             return file
 
     def release(self, relative: str) -> None:
-        """Say that one chunk of the file is done; the last one makes sure the file has not changed, and closes it."""
+        """Mark one chunk of the file as done; after the last one, check that the file has not changed, and close it."""
         with self._lock:
             self._uses[relative] -= 1
             file = self._open.pop(relative, None) if not self._uses[relative] else None

@@ -1,8 +1,8 @@
-"""What a pickle holds, as data: names stay names, calls stay records of calls, and nothing is imported or run.
+"""The content of a pickle as data: names stay names, calls stay records of calls, and nothing is imported or run.
 
-:mod:`~holdfast.checkpoint.pickle_machine` reads pickles into this. A key is looked at before it is hashed: hashing a
-tuple that is nested a million deep ends the process, one that is shared 60 levels deep hangs it beyond Ctrl-C, and keys
-that were chosen to have one hash make a dict quadratic.
+``holdfast.checkpoint.pickle_machine`` reads pickles into this. A key is checked before it is hashed: hashing a
+tuple nested a million deep ends the process, one shared 60 levels deep hangs it beyond the reach of Ctrl-C, and keys
+chosen to collide make a dict quadratic.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 __all__ = ["DamagedPickleError", "Inert", "Keys", "Name", "Persistent", "RefusedPickleError"]
 
 MAX_KEY_PARTS = 256
-"""Most leaves of a tuple that serves as a key."""
+"""Maximum number of leaves of a tuple that is used as a key."""
 MAX_EQUAL_HASHES = 16
-"""Most different keys of one hash; among a billion keys that were not chosen hardly two share theirs."""
+"""Maximum number of different keys with the same hash; even among a billion ordinary keys collisions are rare."""
 
 
 class DamagedPickleError(ValueError):
-    """The pickle is damaged, or made to do harm."""
+    """The pickle is damaged or malicious."""
 
 
 class RefusedPickleError(DamagedPickleError):
-    """The pickle may well be as it was saved, but is too deep, too large, or of a form that is not rebuilt."""
+    """The pickle may well be intact, but is too deep, too large, or of an unsupported form."""
 
 
 class Name(NamedTuple):
@@ -43,10 +43,10 @@ class Persistent(NamedTuple):
 
 
 class Inert:
-    """What the pickle would have called or made: a name, its arguments, and what would be done to the result.
+    """A call or instance that the pickle asks for: a name, its arguments, and what would be done to the result.
 
     Attributes:
-        function: the :class:`Name` (or, in a foreign pickle, anything else) that would be called.
+        function: the ``Name`` (or, in a foreign pickle, anything else) that would be called.
         arguments: what it would be called with.
         made: ``True`` where an instance would be made with ``__new__`` rather than by a call.
         state: what ``__setstate__`` would get, or ``None``.
@@ -61,17 +61,17 @@ class Inert:
         self.arguments = arguments
         self.made = made
         self.state: Any = None
-        self.items: Sequence[tuple[Any, Any]] = ()  # a list once something is set: most records have neither
+        self.items: Sequence[tuple[Any, Any]] = ()  # a list once something is set, which is rare
         self.values: Sequence[Any] = ()
 
     def set(self, pairs: list[tuple[Any, Any]]) -> None:
-        """Note items that would be set."""
+        """Record items that would be set."""
         if type(self.items) is not list:
             self.items = []
         self.items += pairs
 
     def extend(self, values: list[Any]) -> None:
-        """Note values that would be appended."""
+        """Record values that would be appended."""
         if type(self.values) is not list:
             self.values = []
         self.values += values
@@ -79,29 +79,29 @@ class Inert:
 
 _UNHASHABLE = frozenset({list, dict, set, bytearray, Persistent})
 _HARMLESS = frozenset({str, bytes, bool, type(None), float, Name, Inert})
-"""Hashed with a secret, by identity, or (numbers of 64 bits) such that only a few can share a hash."""
+"""Hashed with a secret, by identity, or (64-bit numbers) such that few values can share a hash."""
 
 
 class Keys:
-    """Looks at the keys of dicts and sets before they are hashed; one per pickle or container."""
+    """A check of the keys of dicts and sets before they are hashed; one per pickle or container."""
 
     def __init__(self) -> None:
         self._seen: dict[int, list[Any]] = {}
 
     def check(self, key: Any) -> Any:
-        """Return the key, unless hashing it would take long or end the process."""
+        """Return the key; raise if hashing it would take too long or end the process."""
         kind = type(key)
         if kind in _HARMLESS or (kind is int and -(1 << 63) <= key < 1 << 63):
             return key
         if kind in _UNHASHABLE:
-            raise DamagedPickleError(f"a key that is a {kind.__name__}")
+            raise DamagedPickleError(f"a {kind.__name__} as a key")
         if kind is tuple:
             _check_parts(key)
         same = self._seen.setdefault(hash(key), [])
         if key not in same:
             same.append(key)
             if len(same) > MAX_EQUAL_HASHES:
-                raise RefusedPickleError(f"more than {MAX_EQUAL_HASHES} keys of one hash")
+                raise RefusedPickleError(f"more than {MAX_EQUAL_HASHES} keys with the same hash")
         return key
 
 
@@ -111,8 +111,8 @@ def _check_parts(key: tuple[Any, ...]) -> None:
         for part in todo.pop():
             parts += 1
             if type(part) in _UNHASHABLE:
-                raise DamagedPickleError(f"a key with a {type(part).__name__} in it")
+                raise DamagedPickleError(f"a {type(part).__name__} inside a key")
             if parts > MAX_KEY_PARTS:
-                raise RefusedPickleError(f"a key of more than {MAX_KEY_PARTS} parts")
+                raise RefusedPickleError(f"a key with more than {MAX_KEY_PARTS} parts")
             if type(part) is tuple:
                 todo.append(part)

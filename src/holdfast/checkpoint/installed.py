@@ -1,7 +1,7 @@
-"""The reader for code that makes its own: Accelerate, Lightning, or a plain ``dcp.load(checkpoint_id=…)``.
+"""Our reader for code that creates torch's: Accelerate, Lightning, or a plain ``dcp.load(checkpoint_id=…)``.
 
-They look ``FileSystemReader`` up in torch's modules and take no other. Inside the block that name is ours, everywhere
-it was torch's; behind it every module has its own again, those that were first imported inside too.
+Such code looks up ``FileSystemReader`` in torch's modules and accepts no other. Inside the block that name refers to
+our reader in every module that had torch's; after it all modules have torch's again, even those first imported inside.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from holdfast.errors import ConfigError
 __all__ = ["installed"]
 
 _NAME = "FileSystemReader"
-# They derive classes from the name: imported first, so that no class of torch's ever derives from ours.
+# They subclass FileSystemReader: imported first, so that no class of torch's ever derives from ours.
 _DERIVING = ("torch.distributed.checkpoint._fsspec_filesystem", "torch.distributed.checkpoint.hf_storage")
 
-_blocks: list[type[ParallelFileSystemReader]] = []  # the open ones: threads may leave theirs in any order
+_blocks: list[type[ParallelFileSystemReader]] = []  # the open blocks: threads may leave theirs in any order
 _lock = threading.Lock()
 
 
 class _Standing(type(TorchReader)):  # type: ignore[misc]  # a class made by a call: torch says only that it is one
-    """Lets ``isinstance(reader, FileSystemReader)`` say inside a block what it says outside."""
+    """Makes ``isinstance(reader, FileSystemReader)`` give the same answer inside a block as outside."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         if cls.__bases__ == (ParallelFileSystemReader,):
@@ -42,18 +42,18 @@ class _Standing(type(TorchReader)):  # type: ignore[misc]  # a class made by a c
 
 @contextmanager
 def installed(**options: Any) -> Iterator[type[ParallelFileSystemReader]]:
-    """Let everything in this process that loads DCP checkpoints use our reader, for the duration of the block.
+    """Make everything in this process that loads DCP checkpoints use our reader, for the duration of the block.
 
     Args:
-        **options: those of :class:`~holdfast.checkpoint.ParallelFileSystemReader`, for every reader that is made.
+        **options: those of ``holdfast.checkpoint.ParallelFileSystemReader``, for every reader that is created.
 
     Yields:
         The class that stands in for torch's ``FileSystemReader``.
     """
     known = set(inspect.signature(ParallelFileSystemReader).parameters) - {"path"}
     if unknown := sorted(options.keys() - known):
-        raise ConfigError(f"unknown options of the reader: {', '.join(unknown)}", known=sorted(known))
-    ParallelFileSystemReader(os.curdir, **options)  # refuses here what it would refuse at the first load
+        raise ConfigError(f"unknown reader options: {', '.join(unknown)}", known=sorted(known))
+    ParallelFileSystemReader(os.curdir, **options)  # raises here rather than at the first load
     for name in _DERIVING:
         with suppress(ImportError):  # of optional dependencies
             importlib.import_module(name)
@@ -76,7 +76,7 @@ def installed(**options: Any) -> Iterator[type[ParallelFileSystemReader]]:
 
 
 def _install() -> None:
-    """Let the newest block that is open have the name; torch has it again where there is none."""
+    """Bind the name to the reader of the newest open block, or to torch's when no block is open."""
     reader = _blocks[-1] if _blocks else TorchReader
     for module in _modules():
         if _is_reader(vars(module)[_NAME]):
@@ -84,7 +84,7 @@ def _install() -> None:
 
 
 def _modules() -> list[ModuleType]:
-    """Return the modules that have the name."""
+    """Return the modules that define the name."""
     return [module for module in list(sys.modules.values()) if _NAME in getattr(module, "__dict__", {})]
 
 

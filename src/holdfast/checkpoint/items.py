@@ -1,9 +1,9 @@
 """One stored item, from its checked bytes to a tensor or an object.
 
-An item is the archive that ``torch.save`` wrote. Everything that is used of it comes out of here, for a load and for
-``verify`` alike: no other reader ever gets the bytes. A plain tensor is a *layout*, the place of its payload in the
-item. Everything else is made by :mod:`~holdfast.checkpoint.safe_objects`. A planner wants a stream to unpickle, with no
-check at all; what it gets is the object that was made here, saved again.
+An item is the archive that ``torch.save`` wrote. Everything that is used of it comes from here, for a load and for
+``verify`` alike: no other reader ever gets the bytes. A plain tensor is a *layout*: where its payload is in the item.
+Everything else is made by ``holdfast.checkpoint.safe_objects``. A planner unpickles a stream without any checks, so
+it gets the object that was made here, saved again.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ __all__ = [
 NO_CHECKSUM = "no checksum was stored"
 NO_CHECKSUMS_IN_SAFETENSORS = "the safetensors format has no checksums"
 MAX_TEMPLATES = 8
-"""Kinds of archives of one length to remember: what they save, trying more of them would cost."""
+"""Kinds of archive to remember per length: trying more would cost as much as they save."""
 OBJECT_COPIES = 4
-"""Memory that an object takes, in sizes of its item: the item, its records, the object, and the object saved again."""
+"""Memory that an object takes, in multiples of its item: the item, its records, the object, and the object re-saved."""
 MAX_CACHED_OBJECT_BYTES = 4096
-"""Objects up to this size are made once and kept: the options of an optimizer repeat for every parameter."""
+"""Objects up to this size are made once and reused: optimizer options repeat for every parameter."""
 _PICKLE = "data.pkl"
 _BYTE_ORDER = "byteorder"
 _BYTE_ORDERS = (b"little", b"big")
@@ -73,7 +73,7 @@ class Expected(NamedTuple):
     layout: torch.layout = torch.strided
 
     def check(self, shape: tuple[int, ...], dtype: torch.dtype, layout: torch.layout = torch.strided) -> None:
-        """Raise unless the stored tensor is that."""
+        """Raise unless the stored tensor matches."""
         if layout != self.layout:
             raise DamagedArchiveError(f"it holds a {layout} tensor where the metadata says {self.layout}")
         if shape != self.shape or dtype != self.dtype:
@@ -83,7 +83,7 @@ class Expected(NamedTuple):
 
 
 class ItemLayout(NamedTuple):
-    """Where the payload of a saved tensor lies in its item, and how to see it."""
+    """Where the payload of a saved tensor is in its item, and how to view it."""
 
     payload_offset: int
     payload_bytes: int
@@ -97,15 +97,15 @@ class ItemLayout(NamedTuple):
 
 
 class KnownItems:
-    """What one load has seen of the archives it read."""
+    """The archives that one load has read so far."""
 
     def __init__(self) -> None:
         self.recipes: dict[bytes, TensorRecipe | None] = {}
         self.templates: dict[int, list[tuple[Template, ItemLayout]]] = {}
-        """By the length of the archive; none yet where only one of that length was seen."""
+        """By the length of the archive; empty where only one of that length was seen."""
 
     def find(self, read_at: ReadAt, length: int, *, check: bool) -> ItemLayout | None:
-        """Return the layout of an archive like one that was seen before; ``None`` when there was none."""
+        """Return the layout of an archive that is like an earlier one; ``None`` when there was none."""
         for template, layout in self.templates.get(length, ()):
             crc = template.read(read_at, check=check)
             if crc is not None:
@@ -113,7 +113,7 @@ class KnownItems:
         return None
 
     def add(self, read_at: ReadAt, length: int, records: dict[str, Record], payload: str, layout: ItemLayout) -> None:
-        """Remember an archive: from the second of its length on, since most shapes of a small checkpoint are unique."""
+        """Remember an archive if it is not the first of its length: most shapes in a small checkpoint are unique."""
         seen = self.templates.get(length)
         if seen is None:
             self.templates[length] = []
@@ -122,7 +122,7 @@ class KnownItems:
 
 
 def memory_reader(data: memoryview) -> ReadAt:
-    """Read from an item that is in memory."""
+    """Return a function that reads from an item in memory."""
 
     def read_at(offset: int, length: int) -> memoryview:
         piece = data[offset : offset + length]
@@ -139,7 +139,7 @@ def open_item(read_at: ReadAt, length: int, known: KnownItems, *, check: bool) -
     Args:
         read_at: reads from the item.
         length: the length of the item in bytes.
-        known: what was seen of other items; tensors of one shape have all but their payload in common.
+        known: archives read so far; tensors of one shape differ only in their payload.
         check: compare the records with their CRC-32.
 
     Returns:
@@ -173,7 +173,7 @@ def open_item(read_at: ReadAt, length: int, known: KnownItems, *, check: bool) -
             payload.start,
             payload.size,
         )
-    # Where the description has no checksum, that of the payload proves nothing.
+    # Where the description has no checksum, the checksum of the payload proves nothing.
     crc = 0 if _lacks_checksum(records) else payload.crc
     layout = ItemLayout(payload.start, payload.size, crc, recipe)
     _check_extent(layout)
@@ -192,14 +192,14 @@ def _read_records(read_at: ReadAt, length: int) -> dict[str, Record]:
     if length < 4 or bytes(read_at(0, 4)) != ZIP_START:
         raise DamagedArchiveError("this is not an archive that torch.save wrote", 0, min(4, length))
     records = read_archive(read_at, length)
-    # A "constants.pkl" makes torch take it for TorchScript, which is code.
+    # With a "constants.pkl" torch treats the archive as TorchScript, which is code.
     if _PICKLE not in records or any(name.lower() == "constants.pkl" for name in records):
         raise DamagedArchiveError("this is not the archive of a tensor or an object", 0, length)
     return records
 
 
 def check_structure(read_at: ReadAt, length: int) -> None:
-    """Raise unless an item is an archive of ``torch.save``, as far as its headers tell; reads little of it."""
+    """Raise unless the headers of an item are those of a ``torch.save`` archive; only a little of it is read."""
     _read_records(read_at, length)
 
 
@@ -234,7 +234,7 @@ def _check_extent(layout: ItemLayout) -> None:
 
 
 def check_payload(data: memoryview, layout: ItemLayout) -> str | None:
-    """Compare a payload with its CRC-32; returns why it could not be checked, or ``None`` when it matches."""
+    """Compare a payload with its CRC-32; return why it could not be checked, or ``None`` when it matches."""
     if not layout.has_checksum:
         return NO_CHECKSUM
     payload = data[layout.payload_offset : layout.payload_offset + layout.payload_bytes]
@@ -244,10 +244,10 @@ def check_payload(data: memoryview, layout: ItemLayout) -> str | None:
 
 
 def view_payload(data: bytearray | memoryview, layout: ItemLayout) -> torch.Tensor:
-    """See a payload that lies in a writable buffer as the tensor it is."""
+    """Return a payload in a writable buffer as a tensor that shares its memory."""
     recipe = layout.recipe
     if not layout.payload_bytes or 0 in recipe.shape:
-        return torch.empty(recipe.shape, dtype=recipe.dtype)
+        return torch.empty(recipe.shape, dtype=recipe.dtype, device="cpu")
     flat = torch.frombuffer(
         data,
         dtype=recipe.dtype,
@@ -258,7 +258,7 @@ def view_payload(data: bytearray | memoryview, layout: ItemLayout) -> torch.Tens
 
 
 def check_records(data: memoryview) -> str | None:
-    """Compare every record of an item with its CRC-32; returns why that was not possible, or ``None``."""
+    """Compare every record of an item with its CRC-32; return why that was not possible, or ``None``."""
     read_at = memory_reader(data)
     records = _read_records(read_at, len(data))
     for name, record in records.items():
@@ -288,8 +288,8 @@ def decode_item(data: memoryview, *, check: bool, tensor: str, file: str) -> Dec
 
     Raises:
         DamagedArchiveError: the item is damaged.
-        UnsafeCheckpointError: it uses classes or functions that are not allowed, which the error names, or is of a form
-            that is not rebuilt.
+        UnsafeCheckpointError: it uses classes or functions that are not allowed, which the error names, or has a form
+            that is not supported.
     """
     read_at = memory_reader(data)
     records = _read_records(read_at, len(data))
@@ -320,7 +320,7 @@ def refusal_of(read_at: ReadAt, length: int, *, make: bool) -> Refusal | None:
     Args:
         read_at: reads from the item.
         length: its length.
-        make: make it as a load will; else only its names and its depth are looked at.
+        make: make it as a load will; otherwise only its names and its depth are checked.
     """
     records = _read_records(read_at, length)
     content = {
@@ -342,7 +342,7 @@ def refusal_of(read_at: ReadAt, length: int, *, make: bool) -> Refusal | None:
 def decode_tensor(
     data: memoryview, expected: Expected | None, *, check: bool, tensor: str, file: str
 ) -> tuple[torch.Tensor, str | None]:
-    """Make a tensor of whatever kind an item holds; and why it could not be compared with a checksum."""
+    """Return the tensor that an item holds, of any kind, and why it could not be compared with a checksum."""
     value, unchecked = decode_item(data, check=check, tensor=tensor, file=file)
     if not isinstance(value, torch.Tensor):
         raise DamagedArchiveError(f"it holds a {type(value).__name__} where the metadata says tensor", 0, len(data))
@@ -354,7 +354,7 @@ def decode_tensor(
 
 
 class _Storages:
-    """Makes the storages of one archive's tensors out of its records, each once."""
+    """The storages of one archive's tensors, each made once from its record."""
 
     def __init__(self, content: dict[str, bytes]) -> None:
         self._content = content
@@ -372,8 +372,8 @@ class _Storages:
         content = self._content.get(_PAYLOADS + key)
         if content is None or len(content) != count * dtype.itemsize:
             raise DamagedPickleError(f"the storage {key!r} is missing, or of a different size")
-        # Of NumPy's memory: torch resizes its own for a tensor that extends beyond it, and shows what lay there before.
-        # An empty one has an address of its own all the same: torch saves no two types of storage at one address.
+        # NumPy's memory: for a tensor that extends beyond it, torch would resize its own, exposing old content.
+        # Even an empty storage gets its own address: torch does not save two types of storage at one address.
         memory = np.frombuffer(bytearray(content or 1), dtype=np.uint8)[: len(content)]
         storage = torch.from_numpy(memory).untyped_storage()
         if self._swap and dtype.itemsize > 1:
@@ -387,12 +387,12 @@ class _Storages:
 def _placed(storage: Any, location: str) -> Any:
     try:
         return torch.serialization.default_restore_location(storage, location)  # type: ignore[no-untyped-call]
-    except (RuntimeError, ValueError, AttributeError):  # that device is not here
+    except (RuntimeError, ValueError, AttributeError):  # this machine has no such device
         return storage
 
 
 class ObjectDecoder:
-    """Turns stored objects into streams that a planner may unpickle; equal small ones are made once.
+    """Converter from stored objects to streams that a planner may unpickle; equal small objects are made once.
 
     Args:
         trusted: give the planner the stored bytes as they are.

@@ -1,6 +1,6 @@
-"""Where the payload of a chunk lies: from its archive's own records, or from a safetensors header.
+"""Where the payload of a chunk is: from the records of its archive, or from a safetensors header.
 
-And items that are read whole, once their own headers say that they are worth it.
+Also reads whole items, large ones only after a check of their headers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LARGE_BYTES = 1 << 20
 def _item_reader(file: CheckpointFile, offset: int, length: int, on_read: Callable[[int, int], None]) -> ReadAt:
     """Return a function that reads from an item of a file.
 
-    Both ends of the item are fetched at once: they hold all that is asked for, but in unusual archives.
+    Both ends of the item are fetched at once: except in unusual archives they hold everything that is asked for.
     """
     tail_at = max(0, length - TAIL_BYTES)
     tail = bytes(file.read(offset + tail_at, length - tail_at))
@@ -65,7 +65,7 @@ def chunk_layout(
 
 
 def read_item(file: CheckpointFile, offset: int, length: int, on_read: Callable[..., None]) -> bytearray:
-    """Read an archive whole; a large one only when it has the structure of one."""
+    """Read a whole archive; a large one only after its structure was checked."""
     file.check_reach(offset, length)
     if length > _LARGE_BYTES:
         check_structure(_item_reader(file, offset, length, on_read), length)

@@ -1,9 +1,9 @@
 """One load, from gathered chunks to committed tensors.
 
 A chunk goes through three stages. *Start* (a worker): find the payload and cut the wanted boxes into byte ranges.
-*Read* (workers): fill destinations, or buffers, piece by piece, with the CRC of each piece taken while it is hot.
-*Commit* (the calling thread): only when the whole chunk is in and its checksum matches. Small chunks that lie next to
-each other skip the stages: one read brings many of them.
+*Read* (workers): fill destinations, or buffers, piece by piece, computing the CRC of each piece while it is in the
+cache. *Commit* (the calling thread): only when the whole chunk was read and its checksum matches. Adjacent small chunks
+skip the stages: many of them are read at once.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ __all__ = ["Load"]
 PIECE_BYTES = 16 << 20
 """How much one job reads straight into a destination."""
 HOT_BYTES = 1 << 20
-"""How much is read before its CRC is taken: what stays in a core's own cache."""
+"""How much is read before its CRC is computed: as much as stays in a core's own cache."""
 
 
 class Load:
-    """Carries out a load; made for one call of ``read_data``.
+    """One load, made for one call of ``read_data``.
 
     Args:
         files: the checkpoint's files.
@@ -61,7 +61,7 @@ class Load:
         engine: runs the jobs.
         report: counts.
         options: what the user chose.
-        unfold: reads a chunk through its transforms, whole.
+        unfold: reads a whole chunk and undoes its transforms.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Load:
         self._objects = ObjectDecoder(trusted=options.trusted, check=self._checks)
 
     def run(self, chunks: list[Chunk], planner: LoadPlanner) -> None:
-        """Read everything and commit it, on the calling thread, as it comes in."""
+        """Read everything, and commit it on the calling thread as it arrives."""
         ready = sorted((chunk for chunk in chunks if not chunk.blocked), key=lambda chunk: (chunk.file, chunk.offset))
         self._engine.submit(*self._jobs(ready))
         for event in self._engine.events():
@@ -95,7 +95,7 @@ class Load:
             if event.chunk.followers:
                 self._engine.submit(*self._jobs(event.chunk.followers))
         if self._report.items_done != len(chunks):
-            # Cannot happen; but a load that silently skips a tensor is the one failure nobody would notice.
+            # Cannot happen; but nobody would notice a load that silently skips a tensor.
             raise CheckpointError(
                 "the load ended before everything was read", done=self._report.items_done, of=len(chunks)
             )
@@ -169,11 +169,11 @@ class Load:
                 ctypes.memmove(target.data_ptr(), address + layout.payload_offset, layout.payload_bytes)
             self._finish(chunk, reason)
             return
-        # Moved to memory of its own: among its neighbours the payload may lie at an odd address.
+        # Copied to its own memory: among its neighbours the payload may be at an unaligned address.
         self._deliver(chunk, bytearray(item), layout)
 
     def _check_bound(self, chunk: Chunk, item: memoryview) -> bool:
-        """Hold an item against the manifest; ``True`` where every byte was compared: its CRC-32 could add nothing."""
+        """Compare an item with the manifest; ``True`` if every byte was compared, so its CRC-32 adds nothing."""
         bound = chunk.bound
         if bound is None or not self._checks:
             return False
@@ -181,7 +181,7 @@ class Load:
         return bound.whole
 
     def _check_stored(self, chunk: Chunk) -> None:
-        """Hold an item against the manifest as it lies in the file, in front of its transforms."""
+        """Compare an item with the manifest as it is stored in the file, before undoing its transforms."""
         if self._checks and chunk.bound is not None:
             file = self._files.get(chunk.file)
             with self._budget.reserved(chunk.length):
@@ -199,7 +199,7 @@ class Load:
         return NO_CHECKSUMS_IN_SAFETENSORS if chunk.raw is not None else check_payload(item, layout)
 
     def _deliver(self, chunk: Chunk, data: bytearray, layout: ItemLayout | None, reserved: int = 0) -> None:
-        """Copy boxes of an item in memory to the destinations that any thread may write; the caller's does the rest."""
+        """Copy boxes of an item in memory to destinations that any thread may write to; the caller's does the rest."""
         if layout is not None:
             reason = self._check_item(chunk, memoryview(data), layout)
             tensor = view_payload(data, layout)
@@ -249,7 +249,7 @@ class Load:
             self._deliver(chunk, data, self._layout_in_memory(chunk, memoryview(data), check=self._checks), reserved)
 
     def _read_whole(self, chunk: Chunk) -> None:
-        """Read an item that has to be understood as a whole: an object, or a tensor of some other kind."""
+        """Read an item that can only be decoded as a whole: an object, or a tensor that is not plain."""
         reserved = chunk.length * (OBJECT_COPIES if chunk.is_bytes else 2)
         self._budget.reserve(reserved)
         data = read_item(self._files.get(chunk.file), chunk.offset, chunk.length, self._report.read)
@@ -323,7 +323,7 @@ class Load:
             self._report.read(length)
             return
         crc = 0
-        step = HOT_BYTES if not file.remote else length  # one request rather than a warm cache
+        step = HOT_BYTES if not file.remote else length  # one request is worth more than a warm cache
         for done in range(0, length, step):
             part = view[done : done + step]
             file.read_into(part, place + done)
@@ -350,7 +350,7 @@ class Load:
                 else:
                     copies.append(Copy(state, overlap.request, overlap.start, source, None))
             if copies:
-                # The calling thread takes events in order, so the last copy may give the buffer back.
+                # The calling thread handles events in order, so the last copy can release the buffer.
                 copies[-1] = copies[-1]._replace(buffer=buffer)
                 handed_over = True
                 for copy in copies:
@@ -397,7 +397,7 @@ class Load:
 
 
 def _as_expected(chunk: Chunk, layout: ItemLayout | None) -> ItemLayout | None:
-    """Refuse a stored tensor of another shape or dtype than the metadata says."""
+    """Raise if the shape or dtype of a stored tensor differs from the metadata."""
     if layout is not None and chunk.expected is not None:
         chunk.expected.check(layout.recipe.shape, layout.recipe.dtype)
     return layout

@@ -17,7 +17,7 @@ __all__ = ["ChunkState", "Copy", "Finished"]
 
 
 class ChunkState:
-    """What is still missing of a chunk that is being read in pieces."""
+    """The outstanding work for a chunk that is being read in pieces."""
 
     __slots__ = ("_left", "_lock", "check", "chunk", "layout", "reason", "reserved")
 
@@ -35,12 +35,12 @@ class ChunkState:
         self._left = jobs
 
     def one_more(self) -> None:
-        """Expect one more: a copy handed to the calling thread."""
+        """Expect one more: a copy that the calling thread will make."""
         with self._lock:
             self._left += 1
 
     def one_done(self) -> bool:
-        """Count a finished job; ``True`` for the last."""
+        """Count a finished job; return ``True`` for the last."""
         with self._lock:
             self._left -= 1
             return not self._left
@@ -57,7 +57,7 @@ class Copy(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """For the calling thread: a chunk is in and sound; commit it."""
+    """For the calling thread: a chunk was read and is sound; commit it."""
 
     chunk: Chunk
     content: io.BytesIO | None

@@ -1,12 +1,12 @@
 """``holdfast.json``: what a checkpoint is supposed to hold, so that no stored record can be mistaken for another.
 
-DCP's own format cannot reveal two swapped records of one shape, a data file of another step under the right
-name, or two places swapped in ``.metadata``. The manifest binds the content of every stored item to its tensor, part,
-file and place, holds the digest of ``.metadata``, and one digest over all of it.
+DCP's own format cannot reveal two swapped records of the same shape, a data file from another step under the right
+name, or two locations swapped in ``.metadata``. The manifest binds the content of every stored item to its tensor,
+part, file and offset, and holds the digest of ``.metadata`` and a digest of all of this.
 
-The content of an item is bound by a BLAKE2b digest of the item, or, for a tensor, of its two ends. The ends hold all of
-an archive but the payload, and with it the payload's CRC-32, which torch computes while it writes and a load compares
-anyway; so neither pays for a second pass over the payload (``bench/checkpoint_save.py`` measures what one would cost).
+The content of an item is bound by a BLAKE2b digest of the item, or, for a tensor, of its two ends. The ends hold
+everything in an archive except the payload, including the payload's CRC-32, which torch computes while writing and a
+load compares anyway; so neither needs a second pass over the payload (``bench/checkpoint_save.py`` measures its cost).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ManifestRecord(NamedTuple):
         file: the file it is in.
         offset: where the item starts in the file.
         length: how long it is.
-        whole: whether the digest is of all of the item, or of its two ends.
+        whole: whether the digest covers the whole item, rather than its two ends.
         digest: BLAKE2b, 128 bits, in hexadecimal.
     """
 
@@ -66,11 +66,11 @@ class Manifest:
     """What a checkpoint is supposed to hold.
 
     Attributes:
-        step: after how many steps it was saved.
+        step: the number of steps completed when it was saved.
         run_id: the run it belongs to, or ``None``.
         metadata: the digest of ``.metadata``.
-        records: a :class:`ManifestRecord`, or such a list, for every stored item. Not checked when it is read, which
-            would take longer than all else: :func:`bind` compares each with the metadata.
+        records: a ``ManifestRecord``, or the same as a list, for every stored item. Not checked on reading, which
+            would take longer than everything else: ``bind`` compares each with the metadata.
         digest: of all the above.
     """
 
@@ -81,13 +81,13 @@ class Manifest:
     digest: str = ""
 
     def sealed(self) -> Manifest:
-        """Return the manifest with its records in order, and with its digest."""
+        """Return the manifest with its records sorted, and with its digest."""
         records = sorted(map(list, self.records))
         return replace(self, records=records, digest=self.digest_with(_json(records)))
 
     def is_intact(self) -> bool:
-        """Return whether the digest is that of the content."""
-        # The first releases sealed the records in order, and wrote them in another.
+        """Return whether the digest matches the content."""
+        # The first releases computed the digest of the sorted records, but wrote them in another order.
         orders = (self.records, sorted(self.records, key=repr))
         return any(self.digest == self.digest_with(_json(records)) for records in orders)
 
@@ -97,7 +97,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
-        # The records are plain JSON already: only the rest is turned into it.
+        # The records are plain JSON already: only the rest is converted.
         return _json(_FORMAT.to_json(replace(self, records=None)) | {"records": self.records}) + b"\n"
 
 
@@ -124,7 +124,7 @@ def item_digest(read: ReadPart, length: int, *, whole: bool) -> str:
     Args:
         read: reads from the item.
         length: its length.
-        whole: digest all of it; else its two ends.
+        whole: digest all of it; otherwise its two ends.
     """
     if whole and length <= _STEP_BYTES:
         return digest_of(read(0, length))
@@ -154,7 +154,7 @@ class Bound(NamedTuple):
     digest: str
 
     def check(self, read: ReadPart, length: int) -> None:
-        """Raise unless the item has it."""
+        """Raise unless the item has this digest."""
         if item_digest(read, length, whole=self.whole) != self.digest:
             raise DamagedArchiveError(
                 "this is not what was saved here: its digest differs from the one in the manifest", 0, length
@@ -162,7 +162,7 @@ class Bound(NamedTuple):
 
 
 BoundItems = dict[tuple[str, int], Bound]
-"""What each stored item must be, by its file and where it starts there."""
+"""The digest that each stored item must have, by its file and offset."""
 
 
 def read_manifest(folder: Path, layer: FileLayer, *, follow_links_out: bool = False) -> Manifest | None:
@@ -171,9 +171,9 @@ def read_manifest(folder: Path, layer: FileLayer, *, follow_links_out: bool = Fa
     Raises:
         UnusableCheckpointError: it is damaged.
     """
-    path = contained_path(folder, MANIFEST, follow_links_out=follow_links_out or is_remote(layer))
-    if not layer.exists(path):
+    if not layer.exists(folder / MANIFEST):  # by its own name: a link that leads nowhere is not a missing manifest
         return None
+    path = contained_path(folder, MANIFEST, follow_links_out=follow_links_out or is_remote(layer))
     data = read_file(path, MANIFEST, layer, most=MAX_MANIFEST_BYTES)
     manifest = _as_written(data)
     if manifest is not None:
@@ -188,9 +188,9 @@ def read_manifest(folder: Path, layer: FileLayer, *, follow_links_out: bool = Fa
 
 
 def _as_written(data: bytes) -> Manifest | None:
-    """Read a manifest that is as :meth:`Manifest.to_bytes` writes it; ``None`` when it is not.
+    """Read a manifest that is exactly as ``Manifest.to_bytes`` writes it; return ``None`` when it is not.
 
-    The digest is then of the very text that is read: writing the records out again would take longer than all else.
+    The digest is then that of the text itself: serialising the records again would take longer than everything else.
     """
     head, _, rest = data.partition(_RECORDS)
     text, _, tail = rest.rpartition(_DIGEST)
@@ -203,7 +203,7 @@ def _as_written(data: bytes) -> Manifest | None:
 
 
 def bind(manifest: Manifest, metadata: Metadata, content: bytes) -> BoundItems:
-    """Hold the metadata against the manifest, and return what each stored item must be.
+    """Compare the metadata with the manifest, and return the digest that each stored item must have.
 
     Args:
         manifest: of the checkpoint.

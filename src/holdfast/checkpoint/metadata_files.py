@@ -1,4 +1,4 @@
-"""Where the metadata of a checkpoint is: one file for all ranks, one for each, or the headers of safetensors files."""
+"""Where the metadata of a checkpoint is: one file for all ranks, one per rank, or the headers of safetensors files."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def has_metadata(names: list[str]) -> bool:
-    """Return whether metadata is among the names in a folder."""
+    """Return whether the names in a folder include metadata."""
     return _GLOBAL in names or bool(_ranks(names)) or any(name.endswith(safetensors.SUFFIX) for name in names)
 
 
 class Described(NamedTuple):
-    """What a checkpoint says about itself: its metadata, and what the manifest binds each stored item to."""
+    """What a checkpoint says about itself: its metadata, and the digest of each stored item from the manifest."""
 
     metadata: Metadata
     bound: BoundItems | None
 
     def bound_of(self, place: Any) -> Bound | None:
-        """Return the digest that the item at a place must have, where there is a manifest."""
+        """Return the digest that the item stored there must have, if there is a manifest."""
         return None if self.bound is None else self.bound[place.relative_path, place.offset]
 
 
@@ -88,7 +88,7 @@ def describe_checkpoint(
     trusted: bool = False,
     require_manifest: bool = False,
 ) -> Described:
-    """Read the metadata of a checkpoint, and hold it against the manifest where there is one.
+    """Read the metadata of a checkpoint, and compare it with the manifest where there is one.
 
     Args:
         folder: the checkpoint.
@@ -124,7 +124,7 @@ def describe_checkpoint(
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the collector of cycles: it would look at a million new records again and again, for half of the time."""
+    """Pause the garbage collector: scanning a million new records over and over would take half of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -156,7 +156,7 @@ def _check_manifest(manifest: Manifest | None, required: bool, folder: Path) -> 
 def read_all_metadata(
     folder: Path, *, layer: FileLayer | None = None, trusted: bool = False, require_manifest: bool = False
 ) -> list[Described]:
-    """Return all metadata of a checkpoint: one, or one per rank where each rank saved its own."""
+    """Return all metadata of a checkpoint: one object, or one per rank where each rank saved its own."""
     local = layer is None or not is_remote(layer)
     ranks = _ranks(list_names(folder)) if local and not LocalFiles().exists(folder / _GLOBAL) else []
     if ranks:

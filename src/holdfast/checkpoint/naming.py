@@ -1,4 +1,4 @@
-"""Errors that name their tensor: the code that reads bytes does not know it, the code that asked for them does."""
+"""Errors that name their tensor, which the code that reads the bytes does not know, but its caller does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def corrupt(chunk: Chunk, problem: str, offset: int, length: int) -> CorruptReco
 
 
 class naming:  # noqa: N801 — used like a function, and entered for every one of ten thousand small tensors
-    """Turn errors of the layers below into ones that name the chunk's tensor, file, offset and length."""
+    """A context manager that adds the chunk's tensor, file, offset and length to errors from the layers below."""
 
     __slots__ = ("_chunk",)
 

@@ -1,7 +1,7 @@
-"""Small neighbours, gathered so that one read brings many.
+"""Small adjacent items, grouped so that one read fetches many.
 
 A checkpoint of ten thousand norms and biases is ten thousand archives of two kilobytes, one after the other. Reading
-each alone costs four calls; reading neighbours together costs one for a few thousand.
+each alone costs four calls; reading neighbours together costs one call for a few thousand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["join_neighbours", "may_join"]
 SMALL_ITEM_BYTES = 256 << 10
 """Items up to this size are read whole."""
 TINY_ITEM_BYTES = 8 << 10
-"""Items up to this size are read whole even if only a part is wanted; also the largest hole read over."""
+"""Items up to this size are read whole even if only a part is wanted; also the largest gap that is read through."""
 
 
 def may_join(chunk: Chunk, memory_limit: int) -> bool:
@@ -30,7 +30,7 @@ def may_join(chunk: Chunk, memory_limit: int) -> bool:
 
 
 def join_neighbours(chunks: Iterable[Chunk], memory_limit: int) -> Iterator[list[Chunk]]:
-    """Group chunks, sorted by place, into those read together; one that may not join others stands alone."""
+    """Group chunks, sorted by offset, into lists to read together; a chunk that may not join others is alone."""
     joined: list[Chunk] = []
     end = 0
     for chunk in chunks:

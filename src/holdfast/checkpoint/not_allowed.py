@@ -1,4 +1,4 @@
-"""Objects that a load refuses, intact as they are: which classes they use, or which form of theirs is not rebuilt."""
+"""Intact objects that a load refuses, because of the classes they use or because their form is not supported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.errors import UnsafeCheckpointError
 
 __all__ = ["Refusal", "refused"]
 
-# What no checkpoint needs, and no line to paste should ever allow.
+# No checkpoint needs these, and no hint should ever suggest allowing them.
 _RUN_CODE = frozenset(
     {"os", "posix", "nt", "sys", "subprocess", "runpy", "shutil", "importlib", "pty", "socket", "code", "ctypes"}
     | {f"builtins.{name}" for name in ("eval", "exec", "compile", "open", "getattr", "__import__", "map", "apply")}
@@ -22,7 +22,7 @@ class Refusal(NamedTuple):
     names: tuple[str, ...] = ()
     """The classes and functions it uses that are not allowed."""
     reason: str = ""
-    """What of its form is not rebuilt (too deep, say); empty where names say it all."""
+    """Why its form is not supported (too deeply nested, for example); empty where ``names`` is the reason."""
 
     def __str__(self) -> str:
         return self.reason or ", ".join(self.names)
@@ -33,7 +33,7 @@ def refused(refusals: dict[str, Refusal], *, file: str) -> UnsafeCheckpointError
 
     Args:
         refusals: why, by the name of the object.
-        file: the first one's.
+        file: the file of the first one.
     """
     classes = sorted({name for refusal in refusals.values() for name in refusal.names})
     forms = [f"{key}: {refusal.reason}" for key, refusal in sorted(refusals.items()) if refusal.reason]
@@ -41,10 +41,10 @@ def refused(refusals: dict[str, Refusal], *, file: str) -> UnsafeCheckpointError
     if classes:
         problems.append(f"use classes or functions that are not allowed: {', '.join(classes)}")
     if forms:
-        problems.append(f"are of a form that is not rebuilt: {'; '.join(forms)}")
+        problems.append(f"have a form that is not supported: {'; '.join(forms)}")
     reason = "; ".join(forms) if len(refusals) > 1 else "".join(refusal.reason for refusal in refusals.values())
     return UnsafeCheckpointError(
-        f"objects of the checkpoint {'; others '.join(problems)}",
+        f"objects in the checkpoint {'; others '.join(problems)}",
         tensor=", ".join(sorted(refusals)),
         file=file,
         names=classes,
@@ -54,7 +54,7 @@ def refused(refusals: dict[str, Refusal], *, file: str) -> UnsafeCheckpointError
 
 
 def _module(name: str) -> str:
-    """Return the module of a class or function; it may stand in a class of that module."""
+    """Return the module of a class or function, which may be nested in a class of that module."""
     module = name.rpartition(".")[0]
     parents = [module[:end] for end, letter in enumerate(module) if letter == "."]
     return next((known for known in (module, *reversed(parents)) if known in sys.modules), module)
@@ -62,7 +62,7 @@ def _module(name: str) -> str:
 
 def _hint(classes: list[str], forms: list[str]) -> str:
     if not _RUN_CODE.isdisjoint(name.partition(".")[0] for name in classes) or not _RUN_CODE.isdisjoint(classes):
-        return "this would run code of the checkpoint's choice: do not load it unless you made it yourself"
+        return "loading this would run code chosen by the checkpoint: do not load it unless you made it yourself"
     if forms:
         return "pass trusted=True if you made this checkpoint yourself"
     modules = sorted(set(map(_module, classes)) - {"builtins"})

@@ -1,7 +1,7 @@
-"""What a checkpoint holds and nothing requested.
+"""What a checkpoint holds but nothing requested.
 
-DCP loads what the state dict has, and drops the rest without a word. A fresh optimizer's state dict has no moments yet,
-so a run that is resumed into one continues without them: it looks like a resumed run and is not.
+DCP loads what the state dict has, and silently drops the rest. A fresh optimizer's state dict has no moments yet, so a
+run that resumes into one continues without them: it looks like a resumed run and is not.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterable
 __all__ = ["grouped", "warn_not_loaded"]
 
 MAX_GROUPS = 12
-"""Most groups that a message names."""
+"""Maximum number of groups that a message names."""
 
 
 def grouped(names: Iterable[str]) -> list[str]:
-    """Return names as groups: those that share their first and last part become one, with their number."""
+    """Return names as groups: those that share their first and last part become one entry, with their count."""
     groups = Counter[tuple[str, str]]()
     example: dict[tuple[str, str], str] = {}
     for name in names:
@@ -32,7 +32,7 @@ def grouped(names: Iterable[str]) -> list[str]:
 
 
 def warn_not_loaded(names: tuple[str, ...]) -> None:
-    """Warn that these were left in the checkpoint."""
+    """Warn that these names were not loaded."""
     groups = grouped(names)
     more = f", and {len(groups) - MAX_GROUPS} more groups" if len(groups) > MAX_GROUPS else ""
     warnings.warn(

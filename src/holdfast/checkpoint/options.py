@@ -1,4 +1,4 @@
-"""What the user chose, and checks of it; anything that counts as a whole number is one, a NumPy or torch one too."""
+"""The user's options, and their checks; whole numbers may be Python, NumPy or torch integers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LoadOptions", "check_choice", "whole_number"]
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How a load checks and converts; see :class:`ParallelFileSystemReader`."""
+    """Options for checks and conversions in a load; see ``ParallelFileSystemReader``."""
 
     verify: str
     cast: bool

@@ -1,7 +1,7 @@
 """The stack machine that reads every pickle of a checkpoint (metadata, descriptions of tensors, objects) as data.
 
-C's ``Unpickler`` with a stub ``find_class`` would be faster, but it hashes keys that nobody has looked at
-(``tests/faults/test_checkpoint_bombs.py``). Here a key is looked at first, and the number of containers is bounded.
+The C ``Unpickler`` with a stub ``find_class`` would be faster, but it hashes unchecked keys
+(``tests/faults/test_checkpoint_bombs.py``). Here keys are checked first, and the number of containers is bounded.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from holdfast.checkpoint.pickle_runs import INSTANCE, MIN_CALL_BYTES, TENSOR, VA
 __all__ = ["read_pickle"]
 
 MAX_CONTAINERS = 20_000_000
-"""Most lists, tuples, dicts and records in one pickle; a checkpoint of a million chunks has ten million."""
+"""Maximum number of lists, tuples, dicts and records in one pickle; a million chunks take ten million."""
 FREE_CONTAINERS = 100_000
 MIN_CONTAINER_BYTES = 2
-"""Fewest bytes for each container beyond the free ones: a pickler makes it and puts it into the memo."""
+"""Minimum number of bytes per container beyond the free ones: a pickler creates it and stores it in the memo."""
 MAX_MARKS = 100_000
-"""Most containers that are open at one time; a pickler nests no deeper than Python's stack."""
+"""Maximum number of containers open at one time; a pickler nests no deeper than Python's stack."""
 COUNTED_BYTES = 64 << 10
-"""How far a pickle is read before containers and marks are counted again: no byte makes more than one."""
+"""Bytes to read before containers and marks are counted again: no byte creates more than one."""
 MAX_INTEGER_BYTES = 4096
 """Largest integer: converting one to text takes quadratic time."""
 
@@ -34,11 +34,11 @@ def read_pickle(data: bytes, *, container_bytes: int = MIN_CONTAINER_BYTES) -> A
     """Read one pickle.
 
     Args:
-        data: the pickle, and nothing behind it.
-        container_bytes: fewest bytes that it has for each container, apart from some that are free.
+        data: the pickle, and nothing after it.
+        container_bytes: the minimum number of bytes per container, apart from some that are free.
 
     Raises:
-        DamagedPickleError: it is damaged, uses an opcode no checkpoint needs, or is made to exhaust time or memory.
+        DamagedPickleError: it is damaged, uses an opcode no checkpoint needs, or is built to exhaust time or memory.
     """
     try:
         return _Machine(data).run(container_bytes)
@@ -71,12 +71,12 @@ class _Machine:
         self.key = Keys().check
         self.protocol = 0
         self.stopped = False
-        self.shared: set[int] = set()  # what runs that are done once have made: nothing may change it
+        self.shared: set[int] = set()  # made by runs that are executed only once: nothing may change it
         self.simple = SimpleValues(self.memo, self.shared)
         self.runs: dict[bytes, tuple[list[Any], Any, int]] = {}
 
     def run(self, container_bytes: int) -> Any:
-        """Run the whole pickle; what it holds is counted now and then, not at each opcode."""
+        """Run the whole pickle; containers are counted at intervals, not at each opcode."""
         position, size = 0, len(self.data)
         while position < size:
             position = self.run_part(position, min(position + COUNTED_BYTES, size))
@@ -89,10 +89,10 @@ class _Machine:
         return self.stack[0]
 
     def run_tensor(self, start: int, end: int) -> None:
-        """Run the description of a tensor, whose class is on the stack already, or take what it gave the last time.
+        """Run the description of a tensor, whose class is on the stack already, or reuse the result of an equal one.
 
         Args:
-            start: where the opcode that took the class from the memo is.
+            start: the position of the opcode that took the class from the memo.
             end: where the description ends.
         """
         code = self.data[start:end]
@@ -112,8 +112,8 @@ class _Machine:
     def run_part(self, position: int, size: int, *, within_tensor: bool = False) -> int:
         """Run the opcodes up to ``size``, and return where the last one ended.
 
-        The frequent opcodes are inline, the others in a table: the metadata of 2,000 tensors on 64 ranks has nine
-        million opcodes, and all ranks wait for this loop.
+        Frequent opcodes are handled inline, the others through a table: the metadata of 2,000 tensors on 64 ranks has
+        nine million opcodes, and all ranks wait for this loop.
         """
         data, memo, marks, handlers, stack = self.data, self.memo, self.marks, _HANDLERS, self.stack
         from_bytes, tensor, instance, find_values = int.from_bytes, TENSOR.match, INSTANCE.match, VALUES.findall
@@ -155,12 +155,12 @@ class _Machine:
             if opcode == _MEMOIZE:
                 memo.append(stack[-1])
                 continue
-            if opcode in (_LONG_BINPUT, _BINPUT):  # in every object that torch saves, as it uses protocol 2
+            if opcode in (_LONG_BINPUT, _BINPUT):  # in every object that torch saves, because it uses protocol 2
                 width = 4 if opcode == _LONG_BINPUT else 1
                 if from_bytes(data[position : position + width], "little") != len(memo):
                     raise DamagedPickleError(
-                        f"a place of the memo other than the next, {len(memo)}"
-                    )  # no pickler skips one
+                        f"a memo index other than the next one, {len(memo)}"
+                    )  # no pickler skips an index
                 memo.append(stack[-1])
                 position += width
                 continue
@@ -191,6 +191,8 @@ class _Machine:
                 continue
             if opcode in (_NEWOBJ, _REDUCE):
                 arguments = stack.pop()
+                if type(arguments) is not tuple:
+                    raise DamagedPickleError("a call whose arguments are not a tuple")
                 stack[-1] = Inert(stack[-1], arguments, made=opcode == _NEWOBJ)
                 containers += 1
                 continue
@@ -215,7 +217,7 @@ class _Machine:
         self.containers += containers
         return position
 
-    # What handlers use.
+    # Used by the handlers.
 
     def take(self, count: int) -> bytes:
         """Return the next ``count`` bytes."""
@@ -238,7 +240,7 @@ class _Machine:
         return text
 
     def since_mark(self) -> list[Any]:
-        """Everything above the last mark, taken off the stack."""
+        """Pop and return everything above the last mark."""
         values = self.stack
         self.stack = self.marks.pop()
         return values
@@ -249,10 +251,10 @@ class _Machine:
         self.stack.append(container)
 
     def set_items(self, target: Any, content: list[Any]) -> None:
-        """Do what SETITEMS does; keys and values alternate."""
+        """Execute SETITEMS; keys and values alternate."""
         pairs = zip(content[::2], content[1::2], strict=True)
         if id(target) in self.shared:
-            raise DamagedPickleError("items set on something that was complete")
+            raise DamagedPickleError("items set on a completed object")
         if type(target) is dict:
             for key, value in pairs:
                 target[key if type(key) is str else self.key(key)] = value
@@ -262,9 +264,9 @@ class _Machine:
             raise DamagedPickleError(f"items set on a {type(target).__name__}")
 
     def append(self, target: Any, values: list[Any]) -> None:
-        """Do what APPEND does."""
+        """Execute APPEND."""
         if id(target) in self.shared:
-            raise DamagedPickleError("values appended to something that was complete")
+            raise DamagedPickleError("values appended to a completed object")
         if type(target) is list or type(target) is Inert:
             target.extend(values)
         else:
@@ -299,7 +301,7 @@ def _push_long(width: int) -> Callable[[_Machine], None]:
     def push(machine: _Machine) -> None:
         count = machine.number(width)
         if count > MAX_INTEGER_BYTES:
-            raise RefusedPickleError(f"an integer of {count} bytes, where at most {MAX_INTEGER_BYTES} are read")
+            raise RefusedPickleError(f"an integer of {count} bytes, the maximum is {MAX_INTEGER_BYTES}")
         machine.stack.append(int.from_bytes(machine.take(count), "little", signed=True))
 
     return push
@@ -347,7 +349,7 @@ def _add_items(machine: _Machine) -> None:
 
 def _global(machine: _Machine) -> None:
     module, name = machine.line(), machine.line()
-    if machine.protocol < 3:  # written under the names of Python 2, as torch.save does
+    if machine.protocol < 3:  # names are those of Python 2, as torch.save writes them
         module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
     machine.push(Name(module, name))
 
@@ -362,23 +364,25 @@ def _stack_global(machine: _Machine) -> None:
 def _stop(machine: _Machine) -> None:
     machine.stopped = True
     if machine.position != len(machine.data):
-        raise DamagedPickleError("something follows its end")
+        raise DamagedPickleError("it continues after its end")
 
 
 def _pop(machine: _Machine) -> None:
-    # A pickler drops what turned out to hold itself, and calls that it made for their effect, which nothing has here.
+    # A pickler pops objects that turn out to contain themselves, and calls made for a side effect, which has none here.
     if type(machine.stack.pop()) is Inert:
         raise RefusedPickleError("it refers to itself, or its state is set by a function")
 
 
 def _extension(machine: _Machine) -> None:
-    raise RefusedPickleError("a class that is registered as an extension of pickle")
+    raise RefusedPickleError("a class from pickle's extension registry")
 
 
 def _make_with_keywords(machine: _Machine) -> None:
     keywords, arguments, function = machine.stack.pop(), machine.stack.pop(), machine.stack.pop()
     if keywords:
-        raise DamagedPickleError("an instance made with keyword arguments")
+        raise DamagedPickleError("an instance created with keyword arguments")
+    if type(arguments) is not tuple:
+        raise DamagedPickleError("a call whose arguments are not a tuple")
     machine.push(Inert(function, arguments, made=True))
 
 

@@ -1,6 +1,6 @@
-"""The runs of opcodes that the metadata of a checkpoint is mostly made of, which are read in one step each.
+"""The runs of opcodes that make up most of a checkpoint's metadata, each read in one step.
 
-:mod:`~holdfast.checkpoint.pickle_machine` reads everything else opcode by opcode.
+``holdfast.checkpoint.pickle_machine`` reads everything else opcode by opcode.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from holdfast.checkpoint.inert import DamagedPickleError, Inert
 
 __all__ = ["INSTANCE", "MIN_CALL_BYTES", "TENSOR", "VALUES", "SimpleValues"]
 
-# Metadata is mostly made of one run of opcodes, which is done in one step: a new instance whose state is a dict of few
-# simple values: what the memo holds, integers, None, and calls with a tuple of one to three integers (``torch.Size``).
+# Metadata consists mostly of one run of opcodes, executed in one step: a new instance whose state is a dict of a few
+# simple values: memo entries, integers, None, and calls with a tuple of one to three integers (``torch.Size``).
 _NEW = pickle.EMPTY_TUPLE + pickle.NEWOBJ + pickle.MEMOIZE + pickle.EMPTY_DICT + pickle.MEMOIZE + pickle.MARK
 _GET, _INTEGER = rb"(?:h.|j....)", rb"(?:K.|M..|J....)"
 # TUPLE1 to 3, MEMOIZE, TUPLE1, MEMOIZE, REDUCE, MEMOIZE
@@ -23,9 +23,9 @@ _SIMPLE = b"|".join((_CALL, _GET, _INTEGER, rb"\x8a\x05.....", pickle.NONE))
 INSTANCE = re.compile(re.escape(_NEW) + rb"((?:" + _SIMPLE + rb"){1,8})ub", re.DOTALL)  # SETITEMS, BUILD
 VALUES = re.compile(_SIMPLE, re.DOTALL)
 MIN_CALL_BYTES = 10
-# Tensors of one shape and dtype are described by the same bytes, because what repeats is taken from the memo: such a
-# run of opcodes is done once. It makes an instance whose fields are an instance with a tuple for a state
-# (``TensorProperties``), sizes, and last a list of instances of sizes (``ChunkStorageMetadata``).
+# Tensors of one shape and dtype are described by the same bytes, because repeated values come from the memo, so such a
+# run of opcodes is executed once. It makes an instance whose fields are an instance with a tuple as its state
+# (``TensorProperties``), sizes, and finally a list of instances that hold sizes (``ChunkStorageMetadata``).
 _SIZE_CALL = _GET + rb"(?:\)|" + _INTEGER + rb"{1,3}[\x85-\x87]\x94|\(" + _INTEGER + rb"{4,}t\x94)\x85\x94R\x94"
 _PROPERTIES = _GET + rb"\)\x81\x94\((?:" + _GET + rb"|[\x88\x89]){1,8}t\x94b"
 _PART = _GET + re.escape(_NEW) + rb"(?:" + _GET + _SIZE_CALL + rb"){1,4}ub"
@@ -35,7 +35,7 @@ TENSOR = re.compile(re.escape(_NEW) + rb"(?:" + _FIELD + rb"){1,4}" + _GET + _PA
 
 
 class SimpleValues(dict[bytes, Any]):
-    """What simple values denote; a place of the memo is written once, so this never changes."""
+    """Simple values by their opcodes; a memo entry is written once, so these never change."""
 
     def __init__(self, memo: list[Any], shared: set[int]) -> None:
         super().__init__({pickle.NONE: None})
@@ -53,7 +53,7 @@ class SimpleValues(dict[bytes, Any]):
         return int.from_bytes(content, "little", signed=code[0] in (pickle.LONG1[0], pickle.BININT[0]))
 
     def _call(self, code: bytes) -> tuple[Any, ...]:
-        """Return the integers, the arguments and the call: what goes into the memo."""
+        """Return the integers, the arguments and the call, which all go into the memo."""
         function, *numbers = (self._value(part) for part in VALUES.findall(code[:-6]))
         if len(numbers) != code[-6] - pickle.TUPLE1[0] + 1:
             raise DamagedPickleError("a call with the wrong number of arguments")

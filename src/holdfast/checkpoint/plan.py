@@ -1,6 +1,6 @@
-"""What a load has to do: stored chunks, who wants which box of them, and what must wait for what.
+"""What a load has to do: stored chunks, the boxes requested from each, and their dependencies.
 
-A load plan is a list of read items. Items that want the same stored chunk are gathered, so that its bytes are read
+A load plan is a list of read items. Items that want the same stored chunk are grouped, so that its bytes are read
 once. The planner is asked for every destination up front, on the calling thread, because planners are not
 thread-safe. Destinations that share memory (tied weights, a planner that hands out one scratch buffer) are chained:
 each is read and committed before the next is touched, in the order of torch's own reader, so the last
@@ -23,7 +23,7 @@ from holdfast.checkpoint.manifest import Bound
 from holdfast.checkpoint.safetensors import RawTensor
 from holdfast.errors import CheckpointMismatchError, UnusableCheckpointError
 
-__all__ = ["Chunk", "ExpectedChunks", "Request", "chain_overlaps", "gather_chunks", "resolve"]
+__all__ = ["Chunk", "ExpectedChunks", "Request", "chain_overlaps", "gather_chunks", "resolve", "stands_for_another"]
 
 # Above this many separate runs of memory, overlap is assumed rather than computed.
 _MOST_RUNS = 1 << 21
@@ -34,7 +34,7 @@ class Request:
     """One read item and its destination."""
 
     item: ReadItem
-    order: int  # in which torch's own reader would serve it
+    order: int  # its place in the order of torch's own reader
     target: torch.Tensor | None = None
     in_memory: bool = False  # a plain CPU tensor: any thread may write to it
 
@@ -78,10 +78,10 @@ class Chunk:
 
 
 class ExpectedChunks:
-    """Looks up what the metadata says about a stored chunk.
+    """A lookup of what the metadata says about stored chunks.
 
     Args:
-        metadata: of the checkpoint.
+        metadata: the checkpoint's metadata.
     """
 
     def __init__(self, metadata: Metadata | None) -> None:
@@ -89,7 +89,7 @@ class ExpectedChunks:
         self._chunks: dict[str, dict[tuple[int, ...], Expected]] = {}
 
     def of(self, index: MetadataIndex) -> Expected:
-        """Return what is stored at an index."""
+        """Return the expected content at an index."""
         if index.fqn not in self._chunks:
             entry = self._tensors.get(index.fqn)
             self._chunks[index.fqn] = _described(entry) if isinstance(entry, TensorStorageMetadata) else {}
@@ -158,36 +158,69 @@ def resolve(requests: Iterable[Request], planner: LoadPlanner) -> None:
                 destination=tuple(target.size()),
                 hint="build the model with the configuration it was saved with",
             )
-        plain = type(target) is torch.Tensor and target.layout == torch.strided
+        plain = type(target) is torch.Tensor and target.layout == torch.strided and not stands_for_another(target)
+        if plain and _lacks_memory(target):
+            raise CheckpointMismatchError(
+                "the destination has no memory of its own to fill: its storage was freed, or it is a constant of torch",
+                tensor=request.fqn,
+                stored=tuple(item.lengths),
+                destination=tuple(target.size()),
+                hint="load into a tensor with allocated memory",
+            )
         if plain and _overlaps_itself(target):
             raise CheckpointMismatchError(
                 "elements of the destination share memory, so it cannot hold what the checkpoint stores",
                 tensor=request.fqn,
                 stored=tuple(item.lengths),
                 destination=f"strides {tuple(target.stride())}",
-                hint="load into a tensor of its own: destination.clone()",
+                hint="load into a separate tensor: destination.clone()",
             )
         request.target = target
         request.in_memory = plain and target.device.type == "cpu" and not target.is_conj() and not target.is_neg()
 
 
+def stands_for_another(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a wrapper of ``torch.func`` around another one, which only torch can write to."""
+    return torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def _lacks_memory(tensor: torch.Tensor) -> bool:
+    if tensor._is_zerotensor():
+        return True
+    if not tensor.numel() or tensor.is_meta:
+        return False
+    last = tensor.storage_offset() + _last_offset(tensor)
+    return (last + 1) * tensor.itemsize > tensor.untyped_storage().nbytes()
+
+
+def _last_offset(tensor: torch.Tensor) -> int:
+    return sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+
+
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Return whether two elements may lie at one place, as those of an expanded tensor do."""
-    reach = 0  # of the last element of the dimensions looked at, from their first
-    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
-        if size == 0:
-            return False
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += (size - 1) * stride
-    return False
+    """Return whether two elements share memory, as those of an expanded tensor do."""
+    steps = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.size(), strict=True) if size > 1)
+    if not tensor.numel() or not steps:
+        return False
+    if steps[0][0] == 0:
+        return True
+    reach = 0  # offset of the last element, over the dimensions so far
+    nested = True  # each dimension steps over all of the smaller ones
+    for stride, size in steps:
+        nested = nested and stride > reach
+        reach += (size - 1) * stride
+    if nested:
+        return False
+    # Interleaved strides may still give every element its own place: count the places.
+    taken = torch.zeros(reach + 1, dtype=torch.bool, device="cpu")
+    taken.as_strided(tensor.size(), tensor.stride()).fill_(True)
+    return int(taken.sum()) < tensor.numel()
 
 
 def chain_overlaps(chunks: list[Chunk]) -> list[Chunk]:
-    """Chain chunks whose destinations share memory; returns the chunks, some of them split.
+    """Chain chunks whose destinations share memory; return the chunks, some of them split.
 
-    A chained chunk is ``blocked`` until the one before it is committed. Requests that overlap get a chunk of their own.
+    A chained chunk is ``blocked`` until the one before it is committed. Overlapping requests get their own chunk.
     """
     by_storage: dict[int, list[tuple[int, int, Chunk, Request]]] = {}
     for chunk in chunks:
@@ -196,7 +229,7 @@ def chain_overlaps(chunks: list[Chunk]) -> list[Chunk]:
             if target is None or not target.numel() or not _has_storage(target):
                 continue
             start = target.data_ptr()
-            extent = 1 + sum((size - 1) * stride for size, stride in zip(target.size(), target.stride(), strict=True))
+            extent = 1 + _last_offset(target)
             by_storage.setdefault(target.untyped_storage().data_ptr(), []).append(
                 (start, start + extent * target.itemsize, chunk, request)
             )
@@ -221,7 +254,7 @@ def chain_overlaps(chunks: list[Chunk]) -> list[Chunk]:
 def _has_storage(target: torch.Tensor) -> bool:
     try:
         return target.device.type != "meta" and target.untyped_storage().data_ptr() != 0
-    except (NotImplementedError, RuntimeError):  # subclasses without storage of their own cannot be compared
+    except (NotImplementedError, RuntimeError):  # subclasses without their own storage cannot be compared
         return False
 
 
@@ -246,7 +279,7 @@ def _overlapping(
 
 
 def _share_bytes(targets: Sequence[torch.Tensor | None]) -> bool:
-    """Return whether any byte belongs to two of the tensors: column blocks of one matrix interleave and share none."""
+    """Return whether any byte belongs to two of the tensors; interleaved column blocks of a matrix share none."""
     starts, ends, total = [], [], 0
     for target in targets:
         assert target is not None

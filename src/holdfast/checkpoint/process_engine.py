@@ -1,7 +1,7 @@
 """Worker processes for transforms that hold the GIL.
 
-A worker opens the file, undoes the transforms and leaves the result in memory it shares with the parent: an anonymous
-file (``memfd``) that the parent made and the worker reaches through ``/proc``. It never has a name in a file system, so
+A worker opens the file, undoes the transforms and leaves the result in memory shared with the parent: an anonymous file
+(``memfd``) that the parent creates and the worker reaches through ``/proc``. It has no name in a file system, so
 nothing is left behind when a worker, or the parent, is killed. Workers are spawned, not forked: the parent has threads.
 """
 
@@ -40,7 +40,7 @@ def _unfold_in_worker(
 ) -> tuple[int, int, bytes | None]:
     """Undo the transform in the worker.
 
-    The size of the result, the bytes read, and the result itself if it did not fit.
+    Returns the size of the result, the bytes read, and the result itself if it did not fit.
     """
     file = CheckpointFile(path, relative, LocalFiles())
     count = 0
@@ -72,9 +72,9 @@ class TransformProcesses:
 
     Args:
         workers: the number of processes.
-        registry: makes the transforms; must survive pickling.
+        registry: creates the transforms; must be picklable.
         on_read: called with the number of bytes a worker read.
-        cancelled: asked while waiting; ends the wait when true.
+        cancelled: checked while waiting; ends the wait when true.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class TransformProcesses:
         capacity = max(expected_bytes, mmap.PAGESIZE)
         shared = os.memfd_create("holdfast-checkpoint", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(shared, 0, capacity)  # fails here, not with a SIGBUS in the worker
+            os.posix_fallocate(shared, 0, capacity)  # fails here, rather than with a SIGBUS in the worker
             place = f"/proc/{os.getpid()}/fd/{shared}"
             result = self._wait(
                 lambda: self._pool.submit(
@@ -154,7 +154,7 @@ class TransformProcesses:
 
     def close(self) -> None:
         """End the workers, whatever they are doing."""
-        # An executor gives no way to stop a running call; what it works on is of no use to anyone any more.
+        # An executor cannot stop a running call; nobody needs its result any more.
         for process in list((getattr(self._pool, "_processes", None) or {}).values()):
             process.terminate()
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,10 +1,10 @@
-"""How a checkpoint appears under its name, whole, and how an older one goes.
+"""Publishing a complete checkpoint under its name, and removing older ones.
 
-It is written into a folder of its own beside the final one, whose name starts with a dot, and takes the place of what
-stands there in one step. Only files of a checkpoint are ever removed: what else lies in a folder is the user's, and
-stays where it was, or moves into the checkpoint that takes the place of the old one. What a killed saver left is
-removed by the next one on that machine; a saver holds a lock on its folder, so one that runs is never disturbed. Names
-change under a lock on the parent, one saver at a time: nobody sees another's folder between two steps.
+A checkpoint is written into a hidden folder beside the final one (its name starts with a dot), which then replaces
+whatever has the final name in one step. Only the files of a checkpoint are ever removed: other files in a folder belong
+to the user, and stay where they are or move into the checkpoint that replaces the old one. What a killed saver left
+behind is removed by the next one on that machine; a saver locks its folder, so a running saver is never disturbed.
+Names change under a lock on the parent, one saver at a time: no saver sees another's folder between two steps.
 """
 
 from __future__ import annotations
@@ -20,21 +20,19 @@ import shutil
 import socket
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from holdfast.checkpoint.files import LocalFiles, is_there
 from holdfast.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from holdfast.durable import sync
+from holdfast.checkpoint.syncing import sync_names
 from holdfast.errors import CheckpointWriteError, HoldfastError
 
-__all__ = ["Staging", "check_replaceable", "prune", "sync_files", "sync_names"]
+__all__ = ["Staging", "check_replaceable", "prune"]
 
 _OURS = re.compile(rf"\.metadata(\.tmp)?|__\d+\.metadata|__\d+_\d+\.distcp|{re.escape(MANIFEST)}")
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]*)-[0-9a-f]{12}\.(?P<kind>saving|removing|replaced)")
-MAX_SYNC_THREADS = 16
 _LEAST_MANIFEST_BYTES = 16
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -58,7 +56,7 @@ def check_replaceable(target: Path) -> None:
 
 
 def _is_of_checkpoint(path: Path) -> bool:
-    """Return whether a file with the name of one of ours is one, even if damaged: data, a pickle, or a manifest."""
+    """Return whether a file named like one of ours is one, even if damaged: data, a pickle, or a manifest."""
     if not path.is_file():
         return False
     if path.suffix == ".distcp":
@@ -82,7 +80,7 @@ class Staging:
         self._lock: _FolderLock | None = None
 
     def make(self) -> None:
-        """Make the folder, and hold it until :meth:`close`; what dead savers left is removed."""
+        """Create the folder and lock it until ``close``; remove what dead savers left behind."""
         self.target.parent.mkdir(parents=True, exist_ok=True)
         _changing_names(self.target.parent, self._make)
 
@@ -93,7 +91,7 @@ class Staging:
         self._lock.take(self.folder)
 
     def publish(self) -> None:
-        """Put the folder in the target's place: in one step, or in two where the file system cannot exchange names."""
+        """Replace the target by the folder: in one step, or in two where the file system cannot exchange names."""
         _changing_names(self.target.parent, self._publish)
 
     def _publish(self) -> None:
@@ -102,20 +100,33 @@ class Staging:
             while not self._take_place(replaced):
                 check_replaceable(self.target)
         except BaseException:
-            if self._is_target_aside():  # told by the names: an interrupt may have come between a step and its note
+            if self._is_target_aside():  # judged by the names: an interrupt may have come between a step and its record
                 os.rename(self._aside, self.target)
             raise
         try:
             sync_names(self.target.parent)
-        except OSError:
-            self._step_back(replaced)
+        except OSError as error:
+            try:
+                self._step_back(replaced)
+            except OSError:
+                raise self._unflushed(error, replaced) from error
             raise
         for old in replaced:
             with _warning("the checkpoint that was replaced could not be removed"):
                 _remove(_named(old, "removing"), keep_in=self.target)
 
+    def _unflushed(self, error: OSError, replaced: list[Path]) -> CheckpointWriteError:
+        where = self.target if self._is_at(self.target) else self.folder
+        before = f" The one it replaces is in {replaced[-1]} until the next save." if replaced else ""
+        return CheckpointWriteError(
+            f"the checkpoint is complete in {where}, but its name could not be flushed to the disk: {error.strerror}."
+            f"{before}",
+            path=str(self.target),
+            hint="it may not survive a crash of the machine: check the disk, and save again",
+        )
+
     def _step_back(self, replaced: list[Path]) -> None:
-        """Undo what :meth:`_take_place` did: whatever stood there stands there again."""
+        """Undo ``_take_place``: restore whatever was there before."""
         if replaced and _exchange(replaced[-1], self.target):
             os.rename(replaced[-1], self.folder)
         else:
@@ -125,14 +136,14 @@ class Staging:
 
     @property
     def _aside(self) -> Path:
-        """Where the target waits, if it takes two steps; it comes back as long as this folder is there."""
+        """The target's temporary name, if replacing takes two steps; it is restored while this folder exists."""
         return self.folder.with_suffix(".replaced")
 
     def _is_target_aside(self) -> bool:
         return not is_there(self.target) and os.path.isdir(self._aside)
 
     def _is_at(self, place: Path) -> bool:
-        """Return whether a folder is the one that was made, whatever its name."""
+        """Return whether a path is the folder that was created, whatever its name now."""
         return self._lock is not None and self._lock.is_of(place)
 
     def _take_place(self, replaced: list[Path]) -> bool:
@@ -146,7 +157,7 @@ class Staging:
         exchanged: bool | None = None
         with contextlib.suppress(FileNotFoundError):  # somebody removed it meanwhile
             try:
-                # Exchanged under that name, so that what was there goes if the saver is killed right after.
+                # Exchanged under that name, so that the old content is removed if the saver is killed right after.
                 os.rename(self.folder, old)
                 exchanged = _exchange(old, self.target)
             finally:
@@ -160,25 +171,30 @@ class Staging:
             return exchanged
         return False
 
-    def close(self) -> None:
-        """Let go of the folder, and remove it unless it was published."""
+    def close(self) -> Path | None:
+        """Unlock the folder, and remove it unless it was published; return it if it could not be removed."""
         lock, self._lock = self._lock, None
-        if lock is not None:
-            try:
-                with contextlib.suppress(OSError):  # what cannot be told is left to the next saver
-                    if not self._is_target_aside():  # else the next saver puts that back
-                        shutil.rmtree(self.folder, ignore_errors=True)
-            finally:  # interrupted, it leaves the rest to the next saver
-                lock.let_go()
+        if lock is None:
+            return None
+        try:
+            if self._is_target_aside():  # the next saver restores it
+                return self.folder
+            lock.let_go()  # first, because its descriptor may be the last one, and removing takes one
+            _remove_tree(self.folder)
+        except OSError:  # left to the next saver, like the rest if interrupted
+            return self.folder
+        finally:
+            lock.let_go()
+        return None
 
 
 class _FolderLock:
-    """A lock on a folder, which ends with this object at the latest."""
+    """A lock on a folder, released at the latest when this object is deleted."""
 
     _descriptor = -1
 
     def take(self, folder: Path) -> None:
-        """Lock it; nobody else does."""
+        """Lock the folder; no other saver locks it."""
         self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         _lock(self._descriptor)
 
@@ -190,10 +206,10 @@ class _FolderLock:
             return False
 
     def let_go(self) -> None:
-        """End the lock; more than once does no harm."""
+        """Release the lock; calling this again is harmless."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            with contextlib.suppress(OSError):  # closing is not enough where a process was forked meanwhile
+            with contextlib.suppress(OSError):  # closing is not enough if a process was forked meanwhile
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -202,19 +218,19 @@ class _FolderLock:
 
 
 def _lock(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # where locks are not supported nothing of another saver is removed either
+    with contextlib.suppress(OSError):  # where locks are not supported, nothing of another saver's is removed
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _changing_names(parent: Path, change: Callable[[], Result]) -> Result:
-    """Call a function while no other saver of this machine looks at, or changes, the names in a folder."""
+    """Call a function while no other saver on this machine reads or changes the names in a folder."""
     descriptor = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _lock(descriptor)
         return change()
     finally:
-        # An interrupt may be raised wherever a Python function begins: with one in the way here, this process would
-        # still hold the lock, and its next save wait for it forever.
+        # An interrupt may be raised wherever a Python function begins: if one were called here, this process could keep
+        # the lock, and its next save would wait for it forever.
         try:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         except OSError:
@@ -228,10 +244,10 @@ def _changing_names(parent: Path, change: Callable[[], Result]) -> Result:
 
 @contextlib.contextmanager
 def _warning(problem: str) -> Iterator[None]:
-    """Turn an error of the system into a warning: the new checkpoint is saved all the same."""
+    """Turn an error of the operating system into a warning: the new checkpoint is saved anyway."""
     try:
         yield
-    except FileNotFoundError:  # another saver was faster
+    except (FileNotFoundError, BlockingIOError):  # another saver was faster, or is at work
         pass
     except OSError as error:
         warnings.warn(f"{problem}: {error}", UserWarning, stacklevel=2)
@@ -240,8 +256,8 @@ def _warning(problem: str) -> Iterator[None]:
 def prune(target: Path, manifest: Manifest, keep: int) -> list[Path]:
     """Remove the oldest checkpoints of the same run beyond ``keep``, the target included.
 
-    Only complete checkpoints count, and only those named like the target but for digits: one with missing or truncated
-    files stays for somebody to look at, and a copy under another name is the user's.
+    Only complete checkpoints count, and only those whose names differ from the target's in digits only: one with
+    missing or truncated files is kept for inspection, and a copy under another name belongs to the user.
     """
     removed: list[Path] = []
     with _warning("older checkpoints could not be removed"):
@@ -262,10 +278,21 @@ def _prune(target: Path, manifest: Manifest, keep: int, removed: list[Path]) -> 
     older.sort()
     for _, path in older[: max(0, len(older) + 1 - keep)]:
         with _warning("an older checkpoint could not be removed"):
-            hidden = _hidden(path, "removing")
-            os.rename(path, hidden)  # gone as a whole, however long removing takes
+            _remove_older(path)
             removed.append(path)
-            _remove(hidden, keep_in=path)
+
+
+def _remove_older(path: Path) -> None:
+    """Remove a checkpoint; if not even one of its files can be removed, it keeps its name."""
+    names = set(os.listdir(path))
+    hidden = _hidden(path, "removing")
+    os.rename(path, hidden)  # disappears in one step, however long removing takes
+    try:
+        _remove(hidden, keep_in=path)
+    except OSError:
+        if set(os.listdir(hidden)) == names:
+            os.rename(hidden, path)
+        raise
 
 
 def _same_run(other: Manifest, manifest: Manifest) -> bool:
@@ -273,30 +300,11 @@ def _same_run(other: Manifest, manifest: Manifest) -> bool:
 
 
 def _is_complete(folder: Path, manifest: Manifest) -> bool:
-    """Return whether every file is as long as the manifest says; cheaper than verifying."""
+    """Return whether every file has the length that the manifest says; cheaper than verifying."""
     ends: dict[str, int] = {".metadata": 0}
     for record in manifest.records:
         ends[record[2]] = max(ends.get(record[2], 0), record[3] + record[4])
     return all((folder / name).stat().st_size >= end for name, end in ends.items())
-
-
-def sync_files(paths: Sequence[Path]) -> None:
-    """Make sure that files are on the disk; all at once, so that the file system need not commit once for each."""
-    try:
-        with ThreadPoolExecutor(max(1, min(len(paths), MAX_SYNC_THREADS))) as pool:
-            list(pool.map(sync, paths))
-    except RuntimeError:  # the system allows no more threads
-        for path in paths:
-            sync(path)
-
-
-def sync_names(folder: Path) -> None:
-    """Make sure that the names in a folder are on the disk, where the file system can."""
-    try:
-        sync(folder)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as of some network and FUSE file systems
-            raise
 
 
 def _hidden(target: Path, kind: str) -> Path:
@@ -304,7 +312,7 @@ def _hidden(target: Path, kind: str) -> Path:
 
 
 def _named(folder: Path, kind: str) -> Path:
-    """Change the kind of a hidden folder, in a step of its own."""
+    """Rename a hidden folder to another kind, in a separate step."""
     renamed = folder.with_suffix(f".{kind}")
     if renamed != folder:
         os.rename(folder, renamed)
@@ -333,11 +341,11 @@ def _remove(folder: Path, *, keep_in: Path) -> None:
     names = os.listdir(folder)
     rest = [name for name in names if not _OURS.fullmatch(name) or (folder / name).is_dir()]
     beside = is_there(keep_in)
-    if beside:  # first, so that they are in their place if the rest cannot be removed
+    if beside:  # first, so that they are moved even if the rest cannot be removed
         for name in rest:
             if not is_there(keep_in / name):
                 os.rename(folder / name, keep_in / name)
-    for name in set(names).difference(rest):
+    for name in sorted(set(names).difference(rest)):
         os.unlink(folder / name)
     if rest and not beside:
         os.rename(folder, keep_in)
@@ -345,22 +353,34 @@ def _remove(folder: Path, *, keep_in: Path) -> None:
         os.rmdir(folder)
 
 
+def _remove_tree(folder: Path) -> None:
+    """Remove a folder that a saver wrote into, with one file descriptor at a time if there is no folder in it."""
+    try:
+        for name in os.listdir(folder):
+            os.unlink(folder / name)
+        os.rmdir(folder)
+    except FileNotFoundError:  # published, or another saver removed it
+        pass
+    except OSError:
+        shutil.rmtree(folder)
+
+
 def _clean(parent: Path) -> None:
-    """Remove what savers of this machine left that are not running any more."""
-    for name in sorted(os.listdir(parent)):  # "replaced" before the "saving" that it goes with
+    """Remove what savers on this machine that are no longer running left behind."""
+    for name in sorted(os.listdir(parent)):  # "replaced" before the "saving" that belongs to it
         match = _HIDDEN.fullmatch(name)
         if match is None or match["host"] != _host():
             continue
         folder, target = parent / name, parent / match["name"]
-        with contextlib.suppress(OSError):
+        with _warning("what an earlier save left could not be removed"):
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 unpublished = folder.with_suffix(".saving").is_dir()
                 if match["kind"] == "saving":
-                    shutil.rmtree(folder, ignore_errors=True)
+                    _remove_tree(folder)
                 elif match["kind"] == "replaced" and unpublished and not is_there(target):
-                    os.rename(folder, target)  # killed before the new one had taken its place
+                    os.rename(folder, target)  # the saver was killed before the new one replaced it
                 else:
                     _remove(folder, keep_in=target)
             finally:

@@ -1,7 +1,7 @@
 """``ParallelFileSystemReader``: torch's storage reader, at the speed of the disk.
 
-It takes the place of ``FileSystemReader`` for checkpoints as they are. Metadata comes in through the allowlist, the
-plan is torch's own, and ``read_data`` hands the work to :class:`~holdfast.checkpoint.load.Load`.
+It replaces ``FileSystemReader`` for existing checkpoints. Metadata is read through the allowlist, the plan is torch's
+own, and ``read_data`` passes the work to ``holdfast.checkpoint.load.Load``.
 """
 
 from __future__ import annotations
@@ -52,33 +52,33 @@ class ParallelFileSystemReader(FileSystemReader):
     """A drop-in ``storage_reader=`` for ``torch.distributed.checkpoint.load`` that reads in parallel and verifies.
 
     Args:
-        path: the checkpoint's folder, or a URL that fsspec knows (``s3://``, ``http(s)://``, ``memory://``).
+        path: the checkpoint's folder, or a URL that fsspec supports (``s3://``, ``http(s)://``, ``memory://``).
         _extension_registry: as for torch's ``FileSystemReader``; the same as ``extension_registry``.
-        parallel: ``False`` loads item by item on the calling thread: slow, simple, the reference. A planner with a
-            ``commit_tensor`` of its own is always served like that, unless it sets ``commits_in_any_order``.
+        parallel: ``False`` loads item by item on the calling thread: slow, simple, the reference. A planner with its
+            own ``commit_tensor`` is always served this way, unless it sets ``commits_in_any_order``.
         engine: ``"thread"``, or ``"process"`` to undo stream transforms that hold the GIL in worker processes.
-        num_workers: threads (and processes) to use; chosen from files, bytes and memory, when ``None``.
-        memory_limit: the most memory, in bytes, for buffers beyond the destination; 256 MiB when ``None``. One item
-            that is larger is still admitted, alone.
-        verify: ``"crc"`` compares every record that is read whole with its CRC-32; ``"full"`` reads the rest of
-            partly wanted records too, and checks them; ``"off"`` checks nothing.
+        num_workers: threads (and processes) to use; when ``None``, chosen from files, bytes and memory.
+        memory_limit: maximum memory, in bytes, for buffers beyond the destination; 256 MiB when ``None``. An item that
+            is larger is still admitted, alone.
+        verify: ``"crc"`` compares every record that is read whole with its CRC-32; ``"full"`` also reads the rest of
+            partly wanted records, and checks them; ``"off"`` checks nothing.
         trusted: unpickle metadata and objects without checks, and follow symbolic links out of the folder.
-        progress: called with a :class:`LoadProgress` on the calling thread; ``True`` draws a bar on a terminal.
-        cast: convert where stored and wanted dtype differ; without it that is an error.
+        progress: called with a ``LoadProgress`` on the calling thread; ``True`` draws a bar on a terminal.
+        cast: convert where the stored and the wanted dtype differ; otherwise that is an error.
         warn_not_loaded: warn, on one rank, when the checkpoint holds something that no rank asks for.
         require_manifest: refuse a checkpoint without a manifest; where there is one it is always checked.
-        share_within: ranks that all load this checkpoint now, such as those of :func:`node_group`: tensors that several
-            of them want alike are read, and checked, by one and passed on. Into memory of one piece only.
+        share_within: ranks that all load this checkpoint now, such as those of ``node_group``: what several of them
+            want in the same way is read, and checked, by one and passed on. Only for contiguous destinations.
         extension_registry: torch's registry of stream transforms; its default one when ``None``.
         file_layer: how files are opened and read; the local file system when ``None``.
 
     Attributes:
-        report: the :class:`LoadReport` of the last load, or ``None``.
-        error: what ended the last load, or ``None``. Torch turns an error in the metadata into the text of an
-            ``AssertionError``; here it is as it was raised.
+        report: the ``LoadReport`` of the last load, or ``None``.
+        error: the exception that ended the last load, or ``None``. Torch turns an error in the metadata into the text
+            of an ``AssertionError``; this is the original.
     """
 
-    rank: int | None  # type: ignore[assignment]  # torch's own annotation knows only its first value
+    rank: int | None  # type: ignore[assignment]  # torch annotates only its initial value
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class ParallelFileSystemReader(FileSystemReader):
                 require_manifest=self._require_manifest and rank is None,
             )
         except Exception as error:
-            # Torch asks for the rank's own metadata after any failure; what went wrong first is what the user needs.
+            # Torch asks for the rank's own metadata after any failure; the user needs the first error.
             if rank is not None and self.error is not None and isinstance(error, UnusableCheckpointError):
                 raise self.error from error
             self.error = self._explained(error)
@@ -194,7 +194,7 @@ class ParallelFileSystemReader(FileSystemReader):
         return metadata
 
     def keep_metadata(self) -> None:
-        """Read the metadata now, for the next time that it is asked for."""
+        """Read the metadata now, and use it the next time it is asked for."""
         self.read_metadata()
         self._kept = self._described
 
@@ -212,7 +212,7 @@ class ParallelFileSystemReader(FileSystemReader):
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Find, on the coordinator, what no rank asks for, warn about it, and send it to every rank with its plan."""
+        """On the coordinator, find what no rank asks for, warn about it, and send it to every rank with its plan."""
         if self._metadata is None:
             return plans
         wanted = {item.storage_index.fqn for plan in plans for item in plan.items}
@@ -225,12 +225,12 @@ class ParallelFileSystemReader(FileSystemReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read everything the plan asks for.
 
-        The planner is only ever called on this thread. It is asked for all destinations first and notified of each as
-        it is complete; a planner that commits in its own way may keep state between the two calls, so it is served item
-        by item instead, as torch does it, unless it sets ``commits_in_any_order = True``.
+        The planner is only ever called on this thread. It is asked for all destinations first and notified of each when
+        it is complete. A planner with its own ``commit_tensor`` may keep state between the two calls, so it is served
+        item by item instead, as torch does, unless it sets ``commits_in_any_order = True``.
 
         Raises:
-            CheckpointError: the first thing that went wrong; nothing is left running or open.
+            CheckpointError: the first error; nothing is left running or open.
         """
         try:
             self.report = self._read(plan, planner)
@@ -248,7 +248,7 @@ class ParallelFileSystemReader(FileSystemReader):
         began = time.perf_counter()
         self.report = None
         own_commit = type(planner).commit_tensor.__module__.partition(".")[0] != "torch"
-        # A planner may count on ``commit_tensor`` right behind ``resolve_tensor``.
+        # A planner may rely on ``commit_tensor`` being called right after ``resolve_tensor``.
         parallel = self._parallel and (not own_commit or getattr(planner, "commits_in_any_order", False))
         sharing = None if self._share_within is None else NodeSharing(self._share_within)
         if sharing is None:
@@ -292,7 +292,7 @@ class ParallelFileSystemReader(FileSystemReader):
     def _read_chunks(
         self, chunks: list[Chunk], planner: LoadPlanner, report: ReportBuilder, *, parallel: bool
     ) -> tuple[int, int]:
-        """Read them; the number of workers, and the most memory that was out for buffers."""
+        """Read chunks; return the number of workers, and the peak memory of the buffers."""
         files = FileTable(
             self._folder,
             self._layer,
@@ -316,7 +316,7 @@ class ParallelFileSystemReader(FileSystemReader):
         workers = self._num_workers
         if workers is None:
             workers = default_workers(chunks, self._layer, memory_limit=limit)
-        if workers:  # else less is read than asking for the free memory would cost
+        if workers:  # otherwise the read is cheaper than querying the free memory
             limit = max(1, min(limit, psutil.virtual_memory().available // 2))
         pinned = any(
             request.target is not None and request.target.device.type == "cuda"
@@ -331,7 +331,7 @@ class ParallelFileSystemReader(FileSystemReader):
             processes = TransformProcesses(max(1, workers), registry, report.read, lambda: engine.cancelled)
         try:
             unfold = self._unfolder(files, budget, report, processes)
-            with nullcontext() if workers else collector_paused():  # what is read at once is soon over
+            with nullcontext() if workers else collector_paused():  # without workers the load is short
                 Load(files, budget, engine, report, self._options, unfold).run(chunks, planner)
         finally:
             engine.close()
@@ -364,7 +364,7 @@ class ParallelFileSystemReader(FileSystemReader):
         return unfold
 
     def _unfolded_bytes(self, chunk: Chunk) -> int:
-        """Return how many bytes an item has behind its transforms, as far as the metadata tells."""
+        """Return how many bytes an item has once its transforms are undone, as far as the metadata says."""
         entry = self._metadata.state_dict_metadata.get(chunk.fqn) if self._metadata is not None else None
         if isinstance(entry, TensorStorageMetadata):
             offset = chunk.requests[0].item.storage_index.offset
@@ -380,7 +380,7 @@ class ParallelFileSystemReader(FileSystemReader):
 
 
 class _NotLoaded(NamedTuple):
-    """Carried to every rank by its plan: what no rank asks for."""
+    """What no rank asks for; sent to every rank with its plan."""
 
     names: tuple[str, ...]
 
@@ -391,4 +391,4 @@ def _is_empty(entry: Any) -> bool:
 
 
 def _unbound(_: Any) -> None:
-    """Metadata that the caller brought along has no manifest."""
+    """Return ``None``: metadata that the caller supplied has no manifest."""

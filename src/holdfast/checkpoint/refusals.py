@@ -1,4 +1,4 @@
-"""What the objects of a checkpoint ask for and do not get, all in one list: a load stops at the first of them."""
+"""All refused objects of a checkpoint in one error: a load stops at the first of them."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ __all__ = ["every_refusal"]
 def every_refusal(
     first: UnsafeCheckpointError, chunks: Iterable[Chunk], files: FileTable, registry: Any
 ) -> UnsafeCheckpointError:
-    """Return the error that names the refused keys, classes and forms of all objects, not of the first alone.
+    """Return the error that names the refused keys, classes and forms of all objects, not just of the first.
 
     Args:
-        first: what ended the load.
-        chunks: all of the load.
+        first: the error that ended the load.
+        chunks: all chunks of the load.
         files: the checkpoint's files.
-        registry: makes stream transforms.
+        registry: creates stream transforms.
     """
-    if first.names is None:  # a file outside the folder, say
+    if first.names is None:  # for example, a file outside the folder
         return first
     found = {str(first.tensor): _refusal(first)}
     for chunk in chunks:
         if chunk.is_bytes and chunk.fqn not in found:
             try:
-                data = read_whole(files.get(chunk.file), chunk, registry, lambda _: None)
+                data = read_whole(files.get(chunk.file), chunk, registry, lambda *_: None)
                 decode_item(memoryview(data), check=False, tensor=chunk.fqn, file=chunk.file)
             except UnsafeCheckpointError as error:
                 found[chunk.fqn] = _refusal(error)
-            except (CheckpointError, DamagedArchiveError):  # a load that is allowed more will name it
+            except (CheckpointError, DamagedArchiveError):  # reported by the next load, once these are allowed
                 continue
     return refused(found, file=first.file)
 

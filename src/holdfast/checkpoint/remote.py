@@ -1,7 +1,7 @@
-"""Checkpoints in object stores and behind web servers: the same engine over fsspec, in ranged reads.
+"""Checkpoints in object stores and on web servers: the same engine over fsspec, with ranged reads.
 
-A URL is taken apart once: what is left of it is a virtual folder ``/`` whose files this layer reaches. Everything above
-(metadata, archives, digests, the engine and its budget) is the same as for a local folder.
+A URL is parsed once and then becomes a virtual folder ``/`` whose files this layer reads. Everything above (metadata,
+archives, digests, the engine and its budget) is the same as for a local folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.errors import CheckpointReadError, MissingDependencyError, Unusabl
 __all__ = ["RemoteFiles", "is_url", "locate"]
 
 READ_BYTES = 8 << 20
-"""One ranged request; smaller ones cost more round trips than they save memory."""
+"""Bytes per ranged request; smaller requests would cost more in round trips than they save in memory."""
 MAX_ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 0.1
 _ROOT = Path("/")
@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Return whether this is a URL rather than a path; also one that ``pathlib.Path`` has taken a slash from."""
+    """Return whether this is a URL rather than a path, even if ``pathlib.Path`` has removed a slash from it."""
     return _SCHEME.match(os.fspath(path)) is not None
 
 
@@ -43,13 +43,13 @@ def locate(path: str | os.PathLike[str], layer: FileLayer | None = None) -> tupl
     """Return the folder of a checkpoint, and how its files are reached; a later ``chdir`` does not move it."""
     if is_url(path) and (layer is None or is_remote(layer)):
         if layer is None and (local := _LOCAL.match(os.fspath(path))) is not None:
-            return Path(local[1]), LocalFiles()  # where links and pipes are distinguished from files
+            return Path(local[1]), LocalFiles()  # which distinguishes links and pipes from files
         return _ROOT, layer or RemoteFiles(_SCHEME.sub(r"\1://", os.fspath(path)))
     folder = Path(path)
     if not is_file_name(str(folder)):
         raise UnusableCheckpointError("the path has a character that no file name can have", folder=str(folder))
     if layer is None and not folder.is_absolute():
-        with suppress(OSError):  # else the working folder is gone, and everything below it
+        with suppress(OSError):  # fails if the working folder is gone
             folder = Path.cwd() / folder
     return folder, layer or LocalFiles()
 
@@ -58,7 +58,7 @@ class RemoteFiles:
     """Files below a URL, read through fsspec.
 
     Args:
-        url: the checkpoint: ``s3://``, ``http(s)://``, ``memory://`` or whatever fsspec knows.
+        url: the checkpoint: ``s3://``, ``http(s)://``, ``memory://`` or anything else fsspec supports.
         **storage_options: for fsspec's file system: credentials, endpoints.
     """
 
@@ -73,7 +73,7 @@ class RemoteFiles:
             self._system, root = fsspec.core.url_to_fs(self.url, **storage_options)
         except ImportError as error:
             raise MissingDependencyError(f"{error}", hint="pip install 'holdfast[remote]'") from error
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # each file system raises its own errors
             passing = isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, IsADirectoryError))
             kind = CheckpointReadError if passing else UnusableCheckpointError
             raise kind(f"fsspec cannot reach this URL: {type(error).__name__}: {error}", folder=url) from error
@@ -84,22 +84,22 @@ class RemoteFiles:
         self._lock = threading.Lock()
 
     def _place(self, path: Path) -> str:
-        # A web client takes "%2e%2e" for "..", and "?" for the end of the path.
+        # A web client reads "%2e%2e" as "..", and "?" as the end of the path.
         return self._root + (quote(str(path)) if self._is_web else str(path))
 
     def open(self, path: Path) -> int:
-        """Note the file; nothing is transferred yet."""
+        """Register the file; nothing is transferred yet."""
         with self._lock:
             self._next += 1
             self._open[self._next] = self._place(path)
             return self._next
 
     def status(self, descriptor: int) -> os.stat_result:
-        """Return what the file is now, as far as the store tells: its size and its tag."""
+        """Return the current status of the file, as far as the store reports it: its size and its tag."""
         return self._status(self._open[descriptor])
 
     def status_of(self, path: Path) -> os.stat_result:
-        """Return what the file of that name is now."""
+        """Return the current status of the file of that name."""
         return self._status(self._place(path))
 
     def _status(self, place: str) -> os.stat_result:
@@ -123,7 +123,7 @@ class RemoteFiles:
         return len(data)
 
     def _read_web(self, url: str, *, start: int, end: int) -> bytes:
-        """Read a range, and at most one byte more: fsspec takes whatever a server sends, and unpacks it."""
+        """Read a range, and at most one byte more: fsspec accepts whatever a server sends, and decompresses it."""
         from fsspec.asyn import sync
 
         if start == end:
@@ -159,7 +159,7 @@ class RemoteFiles:
             self._open.pop(descriptor, None)
 
     def exists(self, path: Path) -> bool:
-        """Return whether something is there; a server that cannot be asked is an error, not an absence."""
+        """Return whether the path exists; raise if the server cannot be reached."""
         try:
             self._status(self._place(path))
         except FileNotFoundError:
@@ -175,7 +175,7 @@ class RemoteFiles:
 
 
 def _is_absence(error: Exception) -> bool:
-    """Return whether a store says that a file is not there; fsspec's web client says so of every failure."""
+    """Return whether an error means that a file does not exist; fsspec's web client says so after every failure."""
     if not isinstance(error, FileNotFoundError):
         return False
     cause = error.__cause__
@@ -183,12 +183,12 @@ def _is_absence(error: Exception) -> bool:
 
 
 def _retried(call: Callable[[], Value]) -> Value:
-    """Call again after an error that may pass, with growing pauses."""
+    """Retry after an error that may be temporary, with growing pauses."""
     pause = FIRST_PAUSE_SECONDS
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             return call()
-        except Exception as error:  # noqa: PERF203 — each file system has errors of its own; a request costs more
+        except Exception as error:  # noqa: PERF203 — each file system raises its own errors; a request costs more
             if _is_absence(error):
                 raise
             if attempt == MAX_ATTEMPTS:

@@ -1,8 +1,8 @@
-"""A checkpoint that another takes the place of while it is read.
+"""Checkpoints that are replaced while they are being read.
 
-A save over the same name replaces a folder in one step, so an intact checkpoint is there at every moment; but a reader
-that has begun with one and continues with the next finds files that do not belong together. That is not damage: the
-reading begins again.
+A save under the same name replaces a folder in one step, so there is an intact checkpoint at every moment; but a reader
+that starts with one and continues with the next finds files that do not belong together. That is not damage: it reads
+the checkpoint again.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import TypeVar
 from holdfast.checkpoint.files import FileLayer, identity_of, is_remote
 from holdfast.errors import CheckpointReadError, CorruptRecordError, UnusableCheckpointError
 
-__all__ = ["MAX_READINGS", "FolderWatch", "read_again"]
+__all__ = ["MAX_READINGS", "FolderWatch", "read_again", "replaced_error"]
 
 MAX_READINGS = 10
-"""Beside a saver that never paused, 11 of 1,204 readings met a replacement three times in a row."""
+"""With a saver that never paused, 11 of 1,204 readings met a replacement three times in a row."""
 
 Result = TypeVar("Result")
 
 
 class FolderWatch:
-    """Notices that a checkpoint's folder, or its metadata, is another one than when this was made.
+    """A check whether a checkpoint's folder, or its metadata, was replaced since this was created.
 
-    Behind a URL only the metadata is looked at, and a store that does not answer has replaced nothing.
+    For a URL only the metadata is checked, and a store that does not answer counts as no replacement.
 
     Args:
         folder: the checkpoint.
@@ -50,21 +50,17 @@ class FolderWatch:
             return None
 
     def replaced(self) -> bool:
-        """Return whether it is another one now; also when nothing is there any more."""
+        """Return whether it was replaced or removed."""
         now = self._now()
         return now is not None and self._identity is not None and now != self._identity
 
     def error(self) -> CheckpointReadError:
-        """Return the error for a reading that has come to nothing because of it."""
-        return CheckpointReadError(
-            "the checkpoint was replaced while it was being read",
-            folder=str(self._folder),
-            replaced=True,
-            hint="something is writing to this checkpoint: wait for it, then read it again",
-        )
+        """Return the error for a reading that failed because of it."""
+        folder = getattr(self._layer, "url", str(self._folder))
+        return replaced_error("the checkpoint was replaced while it was being read", folder)
 
     def explained(self, error: Exception) -> Exception:
-        """Return what to raise for a failed reading: that error, unless the checkpoint was replaced meanwhile."""
+        """Return what to raise for a failed reading: the given error, unless the checkpoint was replaced meanwhile."""
         about_files = isinstance(error, (CheckpointReadError, CorruptRecordError, UnusableCheckpointError))
         if not about_files or not self.replaced():
             return error
@@ -73,8 +69,18 @@ class FolderWatch:
         return explained
 
 
+def replaced_error(message: str, folder: str) -> CheckpointReadError:
+    """Return the error that makes ``read_again`` read once more."""
+    return CheckpointReadError(
+        message,
+        folder=folder,
+        replaced=True,
+        hint="something is writing to this checkpoint: wait for it, then read it again",
+    )
+
+
 def read_again(read: Callable[[], Result]) -> Result:
-    """Call a function that reads a checkpoint, again if it was replaced meanwhile, up to ``MAX_READINGS`` times."""
+    """Call a function that reads a checkpoint, up to ``MAX_READINGS`` times if it is replaced meanwhile."""
     for _ in range(MAX_READINGS - 1):
         try:
             return read()

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.errors import CheckpointError
-
 __all__ = ["LoadProgress", "LoadReport", "ReportBuilder", "Unverified"]
 
 
@@ -22,7 +20,7 @@ class Unverified:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How far a load has come; what a ``progress`` callback gets."""
+    """The progress of a load, as passed to a ``progress`` callback."""
 
     items_done: int
     items_total: int
@@ -32,20 +30,20 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What :meth:`ParallelFileSystemReader.read_data` did, as ``reader.report``.
+    """What ``ParallelFileSystemReader.read_data`` did, as ``reader.report``.
 
     Attributes:
         items: stored chunks and objects that were read.
         bytes_needed: bytes of tensors and objects that were asked for.
-        bytes_read: bytes that came from the files, headers and read-over holes included.
-        reads: calls of the operating system that took.
+        bytes_read: bytes read from the files, including headers and gaps that were read through.
+        reads: the number of system calls this took.
         bytes_received: bytes that another rank of the node read, checked and passed on (``share_within``).
-        verified: chunks whose bytes this rank read and all matched their checksum.
+        verified: chunks that this rank read and that matched their checksum completely.
         unverified: chunks that could not be checked, each with the reason.
-        generic: names of tensors that are not plain (sparse or quantized ones, say), and were rebuilt whole.
-        not_loaded: names of what the checkpoint holds and no rank asked for.
+        generic: names of tensors that are not plain (sparse or quantized, for example) and were rebuilt as a whole.
+        not_loaded: names of what the checkpoint holds but no rank asked for.
         workers: threads used; 0 means the calling thread did it.
-        peak_buffer_bytes: the most memory that was out for buffers at once.
+        peak_buffer_bytes: the peak memory in use for buffers.
         seconds: how long it took.
     """
 
@@ -64,7 +62,7 @@ class LoadReport:
 
 
 class ReportBuilder:
-    """Counts, from any thread."""
+    """Counters for a report, updated from any thread."""
 
     def __init__(self, on_progress: Callable[[LoadProgress], None] | None, items_total: int, bytes_total: int) -> None:
         self._on_progress = on_progress
@@ -81,13 +79,13 @@ class ReportBuilder:
         self.generic: list[str] = []
 
     def read(self, length: int, count: int = 1) -> None:
-        """Count bytes that came from a file."""
+        """Count bytes read from a file."""
         with self._lock:
             self.bytes_read += length
             self.reads += count
 
     def received(self, length: int) -> None:
-        """Count bytes that another rank read; on the calling thread."""
+        """Count bytes that another rank read; call on the calling thread only."""
         self.bytes_received += length
 
     def checked(self) -> None:
@@ -96,28 +94,21 @@ class ReportBuilder:
             self.verified += 1
 
     def unchecked(self, tensor: str, file: str, reason: str) -> None:
-        """Note a chunk that could not be checked."""
+        """Record a chunk that could not be checked."""
         with self._lock:
             self.unverified.append(Unverified(tensor, file, reason))
 
     def went_generic(self, tensor: str) -> None:
-        """Note a tensor that is not plain."""
+        """Record a tensor that is not plain."""
         with self._lock:
             self.generic.append(tensor)
 
     def done(self, length: int) -> None:
-        """Count a finished chunk, and report the progress; on the calling thread."""
+        """Count a finished chunk, and report progress; call on the calling thread only."""
         self.items_done += 1
         self.bytes_done += length
         if self._on_progress is not None:
-            progress = LoadProgress(self.items_done, self.items_total, self.bytes_done, self.bytes_total)
-            try:
-                self._on_progress(progress)
-            except Exception as error:
-                raise CheckpointError(
-                    f"the progress callback raised {type(error).__name__}: {error}",
-                    hint="the checkpoint is not to blame; what was being loaded may be half filled",
-                ) from error
+            self._on_progress(LoadProgress(self.items_done, self.items_total, self.bytes_done, self.bytes_total))
 
     def finish(
         self, *, not_loaded: tuple[str, ...], workers: int, peak_buffer_bytes: int, seconds: float

@@ -1,14 +1,15 @@
-"""The ``.metadata`` of a checkpoint, read without letting it run code, and believed only when it adds up.
+"""The ``.metadata`` of a checkpoint, read without running its code, and accepted only if it is consistent.
 
 Torch reads this file with a bare ``pickle.load``: anyone who can write to the checkpoint's folder can run any code in
-every rank of the job. Here the pickle comes in as data (:mod:`~holdfast.checkpoint.inert`), and torch's classes are
-made from it by name, field by field. Then it must add up: the parts of every tensor tile it, each part has exactly one
-place, and no two places share a byte.
+every rank of the job. Here the pickle is read as data (``holdfast.checkpoint.inert``), and torch's classes are
+created from it by name, field by field. Then it must be consistent: the parts of every tensor tile it, each part is
+stored in exactly one place, and no two places share a byte.
 """
 
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any
@@ -37,11 +38,11 @@ __all__ = ["check_metadata", "load_metadata"]
 _HINT_UNSAFE = "do not load this checkpoint unless you made it yourself; if so, pass trusted=True"
 _HINT_DAMAGED = "restore the file from a copy, or load an older checkpoint"
 MAX_DIMENSIONS = 64
-"""Most dimensions of a tensor; torch's own limit."""
+"""Maximum number of dimensions of a tensor; torch's own limit."""
 MIN_CONTAINER_BYTES = 4
-"""Fewest bytes of metadata for each container in it: names and places take ten and more."""
+"""Minimum number of metadata bytes per container: names and locations take ten or more."""
 MAX_NUMBER = 1 << 62
-"""Above every size, offset and length."""
+"""Exclusive upper bound of sizes, offsets and lengths."""
 
 _DCP = "torch.distributed.checkpoint"
 _OLD = "torch.distributed._shard.sharded_tensor.metadata"
@@ -60,8 +61,8 @@ def load_metadata(data: bytes, *, file: str, trusted: bool = False) -> Metadata:
         The metadata, every field of it checked.
 
     Raises:
-        UnsafeCheckpointError: it names something a checkpoint has no use for; nothing was run.
-        UnusableCheckpointError: it is damaged, or does not add up.
+        UnsafeCheckpointError: it names something that no checkpoint needs; nothing was run.
+        UnusableCheckpointError: it is damaged or inconsistent.
     """
     try:
         if trusted:
@@ -80,18 +81,21 @@ def load_metadata(data: bytes, *, file: str, trusted: bool = False) -> Metadata:
         raise
     except KeyError as error:
         raise UnusableCheckpointError(f"the metadata lacks {error}", file=file, hint=_HINT_DAMAGED) from error
-    except Exception as error:  # a damaged pickle raises anything at all
+    except Exception as error:  # a damaged pickle may raise anything
         raise UnusableCheckpointError(f"the metadata is damaged: {error}", file=file, hint=_HINT_DAMAGED) from error
     return metadata
 
 
-# From a pickle read as data to torch's classes.
+# Converting the pickle's data to torch's classes.
 
 
 def _metadata(tree: Any) -> Metadata:
     if type(tree) is not Inert or not tree.made or type(tree.state) is not dict or tree.arguments:
         raise _refuse(tree)
-    # The class may be a subclass of torch's (Megatron has one): only its fields are looked at.
+    if tree.items or tree.values or not _is_metadata_class(tree.function):
+        if type(tree.function) is Name and tree.function.module.partition(".")[0] == "torch":
+            raise ValueError(f"expected Metadata, got {tree.function}")
+        raise _refuse(tree)
     state = tree.state
     sizes = _Sizes()
     storage: dict[MetadataIndex, Any] = {}
@@ -115,8 +119,19 @@ def _metadata(tree: Any) -> Metadata:
     return metadata
 
 
+def _is_metadata_class(name: Any) -> bool:
+    """Return whether a name is torch's ``Metadata``, Megatron's, or a subclass that the program has imported."""
+    if type(name) is not Name:
+        return False
+    if name in _METADATA or (name.module.partition(".")[0], name.name) == _MEGATRON:
+        return True
+    module = sys.modules.get(name.module)
+    found = None if module is None else vars(module).get(name.name)  # ``getattr`` may run a module's own code
+    return isinstance(found, type) and issubclass(found, Metadata)
+
+
 def _keep_extra(metadata: Metadata, name: Any, value: Any) -> None:
-    """Keep a field that torch does not have where it is plain data; leave it out where it holds torch's own plans."""
+    """Keep a field unknown to torch if it is plain data; drop it if it holds torch's own plans."""
     try:
         metadata.__dict__[_text(name)] = _plain(value)
     except RefusedNamesError as error:
@@ -137,7 +152,7 @@ def _refuse(value: Any) -> Exception:
         value = value.function
     if type(value) is Name:
         return RefusedNamesError([value])
-    return ValueError(f"a {type(value).__name__} where it should describe something stored")
+    return ValueError(f"expected a description of a stored item, got {type(value).__name__}")
 
 
 def _instance(value: Any, classes: frozenset[Name]) -> Any:
@@ -152,6 +167,8 @@ def _instance(value: Any, classes: frozenset[Name]) -> Any:
         or value.values
     ):
         raise _refuse(value)
+    if type(value.state) is dict and {*map(type, value.state)} - {str}:
+        raise ValueError("a field whose name is not text")
     return value.state
 
 
@@ -171,12 +188,12 @@ def _call(value: Any, functions: frozenset[Name]) -> Any:
 
 
 class _Sizes:
-    """Makes every size once, however often it is shared: 2,000 tensors on 64 ranks have half a million."""
+    """A cache that creates every size once, however often it is used: 2,000 tensors on 64 ranks use half a million."""
 
     def __init__(self) -> None:
         self._known: dict[int, torch.Size] = {}
         self.tensors: dict[int, TensorStorageMetadata] = {}
-        """Tensors by their description: those of one shape may share it."""
+        """Tensors by their description, which tensors of one shape may share."""
 
     def __call__(self, value: Any) -> torch.Size:
         known = self._known.get(id(value))
@@ -195,7 +212,7 @@ def _stored(value: Any, sizes: _Sizes) -> TensorStorageMetadata | BytesStorageMe
         return BytesStorageMetadata()
     known = sizes.tensors.get(id(value))
     if known is not None:
-        own = object.__new__(TensorProperties)  # what planners change must not change for another tensor
+        own = object.__new__(TensorProperties)  # a copy, so that a planner's change does not affect another tensor
         own.__dict__.update(known.properties.__dict__)
         return TensorStorageMetadata(own, known.size, list(known.chunks))
     fields = _instance(value, _TENSOR)
@@ -246,7 +263,7 @@ def _index(value: Any, sizes: _Sizes) -> MetadataIndex:
     fields = _instance(value, _INDEX)
     offset, index = fields.get("offset"), fields.get("index")
     if index is not None and not _whole((index,)):
-        raise ValueError("invalid number of a part")
+        raise ValueError("invalid part number")
     return MetadataIndex(_text(fields["fqn"]), None if offset is None else sizes(offset), index)
 
 
@@ -256,7 +273,7 @@ def _place(value: Any) -> Any:
     transforms = fields.get("transform_descriptors")
     if transforms is not None:
         if type(transforms) not in (list, tuple):
-            raise ValueError("transforms that are not a list")
+            raise ValueError("the transforms are not a list")
         place.transform_descriptors = [_text(name) for name in transforms]
     return place
 
@@ -266,21 +283,21 @@ def _storage_meta(value: Any) -> StorageMeta:
     path = fields.get("checkpoint_id")
     texts = {name: fields.get(name) for name in ("save_id", "load_id")}
     if any(text is not None and type(text) is not str for text in texts.values()):
-        raise ValueError("an id that is not text")
-    # The folder it was saved to may be a path of another machine: kept as a name only.
+        raise ValueError("an id is not text")
+    # The folder it was saved to may be a path on another machine: only its name is kept.
     where = path if path is None or type(path) is str else PurePosixPath(*map(_text, _call(path, _PATH)))
     return StorageMeta(checkpoint_id=where, modules=[_text(name) for name in fields.get("modules", [])], **texts)
 
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise ValueError(f"text expected, got {type(value).__name__}")
+        raise ValueError(f"expected text, got {type(value).__name__}")
     return value
 
 
 def _pairs(mapping: Any) -> Any:
     if type(mapping) is not dict:
-        raise ValueError(f"a table expected, got {type(mapping).__name__}")
+        raise ValueError(f"expected a dict, got {type(mapping).__name__}")
     return mapping.items()
 
 
@@ -292,6 +309,8 @@ def _names(name: str, *modules: str) -> frozenset[Name]:
     return frozenset(Name(module, name) for module in modules)
 
 
+_METADATA = _names("Metadata", f"{_DCP}.metadata")
+_MEGATRON = ("megatron", "MCoreMetadata")  # in a module that has moved between its releases
 _TENSOR = _names("TensorStorageMetadata", f"{_DCP}.metadata")
 _BYTES = _names("BytesStorageMetadata", f"{_DCP}.metadata")
 _PROPERTIES = _names("TensorProperties", _OLD, f"{_DCP}.metadata")
@@ -309,13 +328,13 @@ _PATH = frozenset(
 )
 
 
-# Whether it adds up.
+# Checking that it is consistent.
 
 
 def check_metadata(metadata: Any) -> None:
-    """Raise ``ValueError`` unless the metadata adds up; also run on metadata that was trusted."""
+    """Raise ``ValueError`` unless the metadata is consistent; also used for trusted metadata."""
     if not isinstance(metadata, Metadata):
-        raise ValueError(f"it holds a {type(metadata).__name__}")
+        raise ValueError(f"expected Metadata, got {type(metadata).__name__}")
     parts: dict[str, set[tuple[int, ...]]] = {}
     objects: set[str] = set()
     for fqn, entry in metadata.state_dict_metadata.items():
@@ -323,19 +342,19 @@ def check_metadata(metadata: Any) -> None:
             try:
                 check_tiling(entry.size, [(chunk.offsets, chunk.sizes) for chunk in entry.chunks])
             except ValueError as error:
-                raise ValueError(f"the parts of {fqn} do not add up to it: {error}") from None
+                raise ValueError(f"the parts of {fqn} do not tile it: {error}") from None
             parts[fqn] = {chunk.offsets for chunk in entry.chunks}
         elif isinstance(entry, BytesStorageMetadata):
             parts[fqn] = {()}
             objects.add(fqn)
         else:
-            raise ValueError(f"{fqn} is described by a {type(entry).__name__}")
+            raise ValueError(f"the entry for {fqn} is a {type(entry).__name__}")
     places: dict[str, list[tuple[int, int, str]]] = {}
     for index, info in metadata.storage_data.items():
         part = index.offset or ()
-        is_object = index.offset is None  # a load looks for just that
+        is_object = index.offset is None  # a load distinguishes objects by this
         if part not in parts.get(index.fqn, ()) or is_object != (index.fqn in objects):
-            raise ValueError(f"a place for a part of {index.fqn} that the metadata does not list, or lists once")
+            raise ValueError(f"a location of {index.fqn} belongs to no part, or to one that already has a location")
         parts[index.fqn].remove(part)
         if not _whole((info.offset, info.length)) or type(info.relative_path) is not str:
             raise ValueError(f"the metadata does not say where {index.fqn} is stored")
@@ -344,7 +363,7 @@ def check_metadata(metadata: Any) -> None:
     for fqn, missing in parts.items():
         if missing:
             raise ValueError(
-                f"the metadata does not say where {fqn} is stored: no place for its part at {min(missing)}"
+                f"the metadata does not say where {fqn} is stored: no location for its part at {min(missing)}"
             )
     for file, used in places.items():
         _check_places(file, used)
@@ -352,11 +371,14 @@ def check_metadata(metadata: Any) -> None:
 
 
 def _check_paths(planner_data: Any, metadata: Metadata) -> None:
-    """Check that the path torch's planner noted for every name leads to that name."""
+    """Check that the path torch's planner stored for every name leads to that name."""
     if not isinstance(planner_data, dict) or planner_data.keys().isdisjoint(metadata.state_dict_metadata):
         return
-    lost = [name for name, path in planner_data.items() if type(path) is not tuple or ".".join(map(str, path)) != name]
-    if lost and len(lost) < len(planner_data):  # another planner may keep something else under all its names
+    stored = metadata.state_dict_metadata
+    ends = {name: ".".join(map(str, path)) for name, path in planner_data.items() if type(path) is tuple}
+    # Another planner may store something else, under names of its own or in place of all paths.
+    lost = [name for name in planner_data if ends.get(name) != name and (name in stored or ends.get(name) in stored)]
+    if lost and any(ends.get(name) == name for name in stored):
         raise ValueError(f"the planner's path to {lost[0]!r} leads elsewhere")
 
 

@@ -1,9 +1,9 @@
-"""Objects of a checkpoint, made from the bytes that were checked, without running code the checkpoint chose.
+"""Objects in a checkpoint, made from checked bytes without running code that the checkpoint chose.
 
-The pickle comes in through :mod:`~holdfast.checkpoint.inert`, so there is nothing to run. It is surveyed first: how
-deep it is, how large it would be with everything shared written out, and which names it uses. Only when every name is
-allowed is anything made: by the makers of :mod:`~holdfast.checkpoint.allowed_types`, by torch's functions that rebuild
-tensors (:mod:`~holdfast.checkpoint.safe_tensors`), or by classes that the user registered with
+The pickle is read as data (``holdfast.checkpoint.inert``), so there is nothing to run. It is surveyed first: how
+deep it is, how large it would be with shared parts written out, and which names it uses. Only if every name is allowed
+is anything made: by the makers in ``holdfast.checkpoint.allowed_types``, by torch's functions that rebuild tensors
+(``holdfast.checkpoint.safe_tensors``), or by classes that the user registered with
 ``torch.serialization.add_safe_globals``.
 """
 
@@ -23,15 +23,15 @@ from holdfast.checkpoint.safe_tensors import MAX_DIMENSIONS, TENSOR_FUNCTIONS
 __all__ = ["RefusedNamesError", "build_object", "check_object"]
 
 MAX_DEPTH = 200
-"""Deepest nesting of containers."""
+"""Maximum nesting depth of containers."""
 MAX_EXPANDED = 100_000_000
-"""Most values, counting shared ones wherever they appear."""
+"""Maximum number of values, counting shared ones each time they appear."""
 
 _LEAVES = frozenset({str, int, float, bytes, bool, type(None), bytearray})
 
 
 class RefusedNamesError(Exception):
-    """The pickle uses names that are not allowed; ``names`` has them all."""
+    """The pickle uses names that are not allowed; ``names`` lists them all."""
 
     def __init__(self, names: Iterable[Name]) -> None:
         self.names = sorted(map(str, names))
@@ -42,13 +42,13 @@ def build_object(tree: Any, storage: Callable[[Any], Any]) -> Any:
     """Make the object that a pickle describes.
 
     Args:
-        tree: the pickle, as :func:`~holdfast.checkpoint.pickle_machine.read_pickle` gives it.
-        storage: makes the storage that a persistent reference denotes.
+        tree: the pickle, as ``holdfast.checkpoint.pickle_machine.read_pickle`` returns it.
+        storage: returns the storage for a persistent reference.
 
     Raises:
         RefusedNamesError: it uses names that are not allowed; nothing was made.
-        RefusedPickleError: it is too deep or too large, refers to itself, or holds values that are not rebuilt.
-        DamagedPickleError: a storage is missing, say.
+        RefusedPickleError: it is too deep or too large, refers to itself, or holds unsupported values.
+        DamagedPickleError: it is damaged; for example, a storage is missing.
     """
     if type(tree) in _LEAVES:
         return tree
@@ -58,12 +58,12 @@ def build_object(tree: Any, storage: Callable[[Any], Any]) -> Any:
         return builder.make(tree)
     except (DamagedPickleError, MemoryError):
         raise
-    except Exception as error:  # torch's functions, and the user's classes, raise anything at all
+    except Exception as error:  # torch's functions and the user's classes may raise anything
         raise RefusedPickleError(f"{type(error).__name__}: {error}") from error
 
 
 def check_object(tree: Any) -> None:
-    """Raise what :func:`build_object` raises before it makes anything."""
+    """Raise what ``build_object`` raises before it makes anything."""
     _Builder(lambda _: None).check(tree)
 
 
@@ -72,23 +72,23 @@ class _Builder:
         self.refused: set[Name] = set()
         self._storage = storage
         self._key = Keys().check
-        self._measures: dict[int, tuple[int, int] | None] = {}  # expanded size and depth; None while inside
+        self._measures: dict[int, tuple[int, int] | None] = {}  # expanded size and depth; None while being measured
         self._plain: set[int] = set()
         self._made: dict[int, Any] = {}
-        self._user: dict[str, Any] = weights_only._get_user_allowed_globals()  # type: ignore[no-untyped-call]
+        self._user = _allowed_by_user()
         self._torch: dict[str, Any] = weights_only._get_allowed_globals()
 
-    # Look first.
+    # First, the survey.
 
     def check(self, tree: Any) -> None:
-        """Survey all of it; raises where something is refused."""
+        """Survey all of it; raise if something is refused."""
         if type(tree) not in _LEAVES:
             self.survey(tree)
         if self.refused:
             raise RefusedNamesError(self.refused)
 
     def survey(self, value: Any, above: int = 0) -> tuple[int, int]:
-        """Measure a value, and note the names it uses that are not allowed."""
+        """Measure a value, and collect the names it uses that are not allowed."""
         key = id(value)
         if key in self._measures:
             measure = self._measures[key]
@@ -96,7 +96,7 @@ class _Builder:
                 raise RefusedPickleError("it refers to itself")
             return measure
         if above > MAX_DEPTH:
-            raise RefusedPickleError(f"it is nested more than {MAX_DEPTH} deep")
+            raise RefusedPickleError(f"its pickle is nested more than {MAX_DEPTH} deep")
         self._measures[key] = None
         size, depth, plain = 1, 0, type(value) not in (Inert, Name, Persistent)
         for child in _children(value):
@@ -109,7 +109,7 @@ class _Builder:
             plain = plain and id(child) in self._plain
         if size > MAX_EXPANDED or depth > MAX_DEPTH:
             raise RefusedPickleError(
-                f"it holds more than {MAX_EXPANDED} values, or is nested more than {MAX_DEPTH} deep"
+                f"it holds more than {MAX_EXPANDED} values, or its pickle is nested more than {MAX_DEPTH} deep"
             )
         if plain:
             self._plain.add(key)
@@ -118,7 +118,7 @@ class _Builder:
         return size, depth + 1
 
     def _note_names(self, value: Any) -> None:
-        if type(value) is Inert and value.function == _GETATTR:  # a class within another, not called
+        if type(value) is Inert and value.function == _GETATTR:  # a nested class, not called
             self.refused.add(_path(value) or _GETATTR)
         elif type(value) is Inert:
             name = _function(value)
@@ -135,13 +135,13 @@ class _Builder:
             return False
 
     def _constant(self, name: Name) -> Any:
-        """Return what a name that is not called denotes, or ``None``."""
+        """Return the object for a name that is not called, or ``None``."""
         if name == _NDARRAY:
             return np.ndarray
         if name in FACTORIES:
             return FACTORIES[name]
-        if name in TENSOR_FUNCTIONS:  # an argument of the function that rebuilds subclasses
-            return TENSOR_FUNCTIONS[name]
+        if name in _SINGLETONS:
+            return _SINGLETONS[name]
         if _is_torch(name):
             value = self._torch.get(str(name))
             if isinstance(value, (torch.dtype, torch.qscheme, torch.serialization.StorageType)):
@@ -150,10 +150,10 @@ class _Builder:
                 return _TENSOR_CLASSES[name]
         return self._user.get(str(name))
 
-    # Then make.
+    # Then, making the object.
 
     def make(self, value: Any) -> Any:
-        """Make what a surveyed value denotes."""
+        """Make the object for a surveyed value."""
         key = id(value)
         if type(value) in _LEAVES or key in self._plain:
             return value
@@ -176,10 +176,12 @@ class _Builder:
         return kind(self.make(entry) for entry in value)  # a list or a tuple
 
     def _call(self, value: Inert) -> Any:
-        name, arguments = _function(value), self.make(value.arguments)
+        name = _function(value)
+        if _rebuilds_type(value):  # its first argument is another of these functions, not a value
+            arguments = (TENSOR_FUNCTIONS[value.arguments[0]], *map(self.make, value.arguments[1:]))
+        else:
+            arguments = self.make(value.arguments)
         state = self.make(value.state)
-        if type(arguments) is not tuple:
-            raise RefusedPickleError("arguments that are not a tuple")
         if name in MAKERS:
             made = MAKERS[name](arguments, state)
         elif name in TENSOR_FUNCTIONS or name == _PARAMETER:
@@ -191,7 +193,7 @@ class _Builder:
         else:
             made = torch_enum(name, arguments, state)
         if isinstance(made, torch.Tensor) and made.dim() > MAX_DIMENSIONS:
-            raise RefusedPickleError(f"a tensor of more than {MAX_DIMENSIONS} dimensions")
+            raise RefusedPickleError(f"a tensor with more than {MAX_DIMENSIONS} dimensions")
         for key, entry in value.items:
             made[self._key(self.make(key))] = self.make(entry)
         if value.values:
@@ -201,12 +203,30 @@ class _Builder:
 
 _GETATTR = Name("builtins", "getattr")
 _NDARRAY = Name("numpy", "ndarray")
+_SINGLETONS = {Name("builtins", "Ellipsis"): ..., Name("builtins", "NotImplemented"): NotImplemented}
 _PARAMETER = Name("torch.nn.parameter", "Parameter")
+_FROM_TYPE = Name("torch._tensor", "_rebuild_from_type_v2")
 _TENSOR_CLASSES: dict[Name, Any] = {
     Name("torch", "Tensor"): torch.Tensor,
+    Name("torch", "Size"): torch.Size,
+    Name("torch", "device"): torch.device,
     Name("torch.storage", "UntypedStorage"): torch.UntypedStorage,
     _PARAMETER: torch.nn.Parameter,
 }
+
+
+def _allowed_by_user() -> dict[str, Any]:
+    """Return what the user registered with ``torch.serialization.add_safe_globals``, by name.
+
+    Torch's own list fails at the first entry without a name; such an entry allows nothing.
+    """
+    found: dict[str, Any] = {}
+    for entry in torch.serialization.get_safe_globals():
+        if isinstance(entry, tuple):
+            found |= {entry[1]: entry[0]} if len(entry) == 2 else {}
+        elif hasattr(entry, "__module__") and hasattr(entry, "__qualname__"):
+            found[f"{entry.__module__}.{entry.__qualname__}"] = entry
+    return found
 
 
 def _is_torch(name: Name) -> bool:
@@ -214,7 +234,7 @@ def _is_torch(name: Name) -> bool:
 
 
 def _function(value: Inert) -> Name:
-    """Return the name that is called."""
+    """Return the name of the function that is called."""
     name = value.function if type(value.function) is Name else _path(value.function)
     if name is None:
         raise RefusedPickleError("it calls something other than a name")
@@ -222,7 +242,7 @@ def _function(value: Inert) -> Name:
 
 
 def _path(value: Any) -> Name | None:
-    """Return what a value names; protocol 2 reaches a class inside another with ``getattr``."""
+    """Return the name that a value stands for; protocol 2 reaches a nested class with ``getattr``."""
     attributes: list[str] = []
     while type(value) is Inert and value.function == _GETATTR and len(attributes) < MAX_DEPTH:
         if type(value.arguments) is not tuple or len(value.arguments) != 2 or type(value.arguments[1]) is not str:
@@ -237,12 +257,25 @@ def _children(value: Any) -> Iterable[Any]:
         return ()
     if type(value) is Inert:
         pairs = [part for pair in value.items for part in pair]
-        return (value.arguments, value.state, *pairs, *value.values)
+        arguments = value.arguments[1:] if _rebuilds_type(value) else (value.arguments,)
+        return (*arguments, value.state, *pairs, *value.values)
     if type(value) is dict:
         return [part for pair in value.items() for part in pair]
     if type(value) is Persistent:
         return (value.identity,)
     return () if type(value) is Name else value
+
+
+def _rebuilds_type(value: Inert) -> bool:
+    """Return whether this is a call that rebuilds a tensor of some class by another of torch's functions."""
+    arguments = value.arguments
+    return (
+        value.function == _FROM_TYPE
+        and type(arguments) is tuple
+        and len(arguments) > 0
+        and type(arguments[0]) is Name
+        and arguments[0] in TENSOR_FUNCTIONS
+    )
 
 
 def _user_object(kind: Any, arguments: tuple[Any, ...], state: Any, *, made: bool) -> Any:

@@ -1,7 +1,7 @@
-"""Tensors inside objects, rebuilt by torch's own functions from arguments that were looked at first.
+"""Tensors inside objects, rebuilt by torch's own functions from checked arguments.
 
-Torch's functions believe what they are told: indices of a sparse tensor that lie outside it, attributes that replace a
-tensor's own, hooks that run at the next backward pass. Nothing of that is in a checkpoint that anybody saved.
+Torch's functions accept whatever they are given: sparse indices out of range, attributes that replace a tensor's own,
+hooks that run at the next backward pass. No checkpoint that was saved normally contains any of these.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from holdfast.checkpoint.inert import Name
 __all__ = ["MAX_DIMENSIONS", "NESTED_TENSOR", "TENSOR_FUNCTIONS"]
 
 MAX_DIMENSIONS = 64
-"""As NumPy's: a tensor of thousands of dimensions cannot even be printed."""
+"""Same as NumPy's: a tensor with thousands of dimensions cannot even be printed."""
 
 NESTED_TENSOR = "a nested (jagged) tensor: store its values() and offsets() instead"
 """Why such a tensor is refused. How torch pickles it depends on what the process has imported."""
 
-# Which argument holds the hooks, and which the attributes; ``None`` where there are none. Functions that are left out
-# allocate what a number tells them to, or see memory without looking at its bounds.
+# Which argument holds the hooks, and which the attributes; ``None`` where there are none. Functions not listed here
+# allocate as much as a number says, or access memory without checking its bounds.
 _REBUILD: dict[str, tuple[int | None, int | None]] = {
     "_rebuild_tensor": (None, None),
     "_rebuild_tensor_v2": (5, None),
@@ -60,7 +60,7 @@ def _checked(function: Callable[..., Any], hooks_at: int | None, state_at: int |
 
 
 def _check_attributes(state: Any) -> None:
-    """Raise if setting these attributes would replace what every tensor has; a user's attributes have other names."""
+    """Raise if an attribute would replace one that every tensor has; a user's attributes have other names."""
     for names in state if type(state) is tuple else (state,):
         for name in names or ():
             if type(name) is not str or name.startswith("__") or hasattr(torch.Tensor, name):
@@ -68,30 +68,34 @@ def _check_attributes(state: Any) -> None:
 
 
 def _sparse(layout: Any, data: Any) -> torch.Tensor:
-    """Rebuild a sparse tensor; torch looks at its indices only where the user has switched that on."""
+    """Rebuild a sparse tensor; torch checks its indices only if the user has enabled that."""
     if layout == torch.sparse_coo:
         indices, values, size, *coalesced = data
         return torch.sparse_coo_tensor(
             indices, values, size, check_invariants=True, is_coalesced=coalesced[0] if coalesced else None
         )
     if layout not in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-        raise ValueError(f"a sparse tensor of layout {layout}")
+        raise ValueError(f"a sparse tensor with layout {layout}")
     compressed, plain, values, size = data
     return torch.sparse_compressed_tensor(compressed, plain, values, size, layout=layout, check_invariants=True)
 
 
 def _quantized(*arguments: Any) -> Any:
-    """Rebuild a quantized tensor; torch believes its scales and zero points, and older torch that there are enough."""
+    """Rebuild a quantized tensor; torch does not check its scales and zero points, old torch not even their number."""
     storage, _, size, _, (scheme, *parameters), *_ = arguments
     if scheme == torch.per_tensor_affine:
         scale, zero_point = parameters
         if type(scale) is not float or type(zero_point) is not int:
             raise ValueError("a quantized tensor whose scale or zero point is not a number")
-        _check_quantization(torch.tensor([scale], dtype=torch.float64), torch.tensor([zero_point]), storage.dtype)
+        _check_quantization(
+            torch.tensor([scale], dtype=torch.float64, device="cpu"),
+            torch.tensor([zero_point], device="cpu"),
+            storage.dtype,
+        )
     else:
         scales, zero_points, axis = parameters
         if type(axis) is not int or not 0 <= axis < len(size):
-            raise ValueError("a quantized tensor whose channels are of no dimension that it has")
+            raise ValueError("a quantized tensor whose channel axis does not exist")
         if not scales.shape == zero_points.shape == (size[axis],):
             raise ValueError("a quantized tensor with too few or too many scales or zero points")
         _check_quantization(scales, zero_points, storage.dtype)
@@ -107,7 +111,7 @@ def _check_quantization(scales: torch.Tensor, zero_points: torch.Tensor, dtype: 
 
 
 def _from_type(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
-    """Rebuild an instance of a subclass; one that wraps tensors must have them."""
+    """Rebuild an instance of a subclass; one that wraps other tensors must have them."""
     if getattr(kind, "__module__", "").startswith("torch.nested."):
         raise ValueError(NESTED_TENSOR)
     _check_attributes(state)
@@ -116,28 +120,28 @@ def _from_type(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
     made = torch._tensor._rebuild_from_type_v2(rebuild, kind, arguments, state)  # type: ignore[no-untyped-call]
     if wraps:
         if not is_traceable_wrapper_subclass(made):
-            raise ValueError(f"a {type(made).__name__} around other tensors")
+            raise ValueError(f"a {type(made).__name__} that wraps other tensors")
         inner, _ = made.__tensor_flatten__()
         if not inner or not all(isinstance(getattr(made, name, None), torch.Tensor) for name in inner):
-            raise ValueError(f"a {type(made).__name__} without the tensors in it")
+            raise ValueError(f"a {type(made).__name__} without the tensors that it wraps")
     return made
 
 
 def _wrapper_alone(*_: Any) -> Any:
-    """Refuse to make a tensor around others without giving it any; torch saves it with its attributes."""
-    raise ValueError("a tensor around other tensors, without them")
+    """Refuse to make a wrapper tensor without the tensors it wraps, which torch saves as its attributes."""
+    raise ValueError("a wrapper tensor without the tensors that it wraps")
 
 
 def _size(sizes: Any) -> torch.Size:
     if len(sizes) > MAX_DIMENSIONS or not all(type(size) is int and abs(size) < 1 << 62 for size in sizes):
-        raise ValueError("a size that no tensor has")
+        raise ValueError("an invalid size")
     return torch.Size(sizes)
 
 
 def _device(kind: Any, index: Any = None) -> torch.device:
-    # Torch keeps the index in a byte and lets larger ones wrap around.
+    # Torch stores the index in one byte, and larger ones wrap around.
     if type(kind) is not str or not (index is None or (type(index) is int and 0 <= index < 128)):
-        raise ValueError("a device that no machine has")
+        raise ValueError("an invalid device")
     return torch.device(kind) if index is None else torch.device(kind, index)
 
 
@@ -155,4 +159,4 @@ TENSOR_FUNCTIONS: dict[Name, Callable[..., Any]] = {
     Name("torch", "Size"): _size,
     Name("torch", "device"): _device,
 }
-"""What an object may call to rebuild a tensor, or a property of one."""
+"""The functions that an object may call to rebuild a tensor, or a property of one."""

@@ -1,8 +1,8 @@
 """The Hugging Face layout of a checkpoint: ``*.safetensors`` files, with torch's sharding information in them.
 
-A safetensors file is a length, a JSON header and raw tensors; the header says where each lies. That makes the payload
-known without reading the tensor's own archive, and there is no pickle in it. There is no checksum in it either, so a
-load reports these tensors as unverified.
+A safetensors file is a length, a JSON header and raw tensors; the header says where each tensor is. So payloads are
+found without reading an archive per tensor, and there is no pickle. There is no checksum either, so a load reports
+these tensors as unverified.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """Where a safetensors tensor lies: the counterpart of torch's ``_StorageInfo``."""
+    """Where a safetensors tensor is stored: the counterpart of torch's ``_StorageInfo``."""
 
     relative_path: str
     offset: int
@@ -65,9 +65,9 @@ class RawTensor:
     shape: tuple[int, ...]
 
     def view(self, data: bytearray) -> torch.Tensor:
-        """See the bytes of the tensor as a tensor."""
+        """Return the bytes of the tensor as a tensor that shares their memory."""
         if not data:
-            return torch.empty(self.shape, dtype=self.dtype)
+            return torch.empty(self.shape, dtype=self.dtype, device="cpu")
         return torch.frombuffer(data, dtype=self.dtype).view(self.shape)
 
 
@@ -77,7 +77,7 @@ def list_files(folder: Path) -> list[str]:
 
 
 def read_metadata(folder: Path, layer: FileLayer, *, trusted: bool) -> Metadata:
-    """Build the metadata of a checkpoint out of the headers of its safetensors files."""
+    """Build the metadata of a checkpoint from the headers of its safetensors files."""
     tensors: dict[str, TensorStorageMetadata] = {}
     storage: dict[MetadataIndex, RawTensor] = {}
     for name in list_files(folder):
@@ -92,7 +92,7 @@ def read_metadata(folder: Path, layer: FileLayer, *, trusted: bool) -> Metadata:
         check_metadata(metadata)
     except ValueError as error:
         raise UnusableCheckpointError(
-            f"the safetensors files do not add up: {error}",
+            f"the safetensors files are inconsistent: {error}",
             folder=str(folder),
             hint="a file of the checkpoint is missing, or belongs to another checkpoint: copy the entire folder",
         ) from error
@@ -158,7 +158,7 @@ def _read_file(
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise damaged(f"{type(error).__name__}: {error}", key) from error
         if not sound or len(offsets) != len(shape) or begin != end or stop - begin != count:
-            raise damaged("the place, shape and type of a tensor do not fit each other", key)
+            raise damaged("the offsets, shape and dtype of a tensor do not match", key)
         end = stop
         _add(
             tensors,
@@ -179,10 +179,10 @@ def _read_file(
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return what an object of JSON holds; of two equal names other readers may take the first, or the last."""
+    """Return a JSON object as a dict; refuse duplicate names, of which readers may take the first or the last."""
     held = dict(pairs)
     if len(held) != len(pairs):
-        raise ValueError("a name that is there twice")
+        raise ValueError("a name appears twice")
     return held
 
 

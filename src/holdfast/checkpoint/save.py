@@ -1,8 +1,8 @@
-"""Saving: an ordinary DCP checkpoint that torch loads, published whole or not at all, with a manifest to hold it to.
+"""Saving: an ordinary DCP checkpoint that torch can load, published completely or not at all, with a manifest.
 
-Torch's own writer writes the files (:mod:`~holdfast.checkpoint.writer`) into a hidden folder, which takes its final
-name when all of it is on the disk (:mod:`~holdfast.checkpoint.publish`). What is not there under its final name was
-never saved.
+Torch's own writer writes the files (``holdfast.checkpoint.writer``) into a hidden folder, which takes its final
+name when all of it is on the disk (``holdfast.checkpoint.publish``). A checkpoint that does not exist under its
+final name was never saved.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import time
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from threading import Lock, Thread, current_thread
+from threading import Thread
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_saver import _save_state_dict, _stateful_to_state_dict
 
+from holdfast.checkpoint.background import run_in_background, wait_for_background
 from holdfast.checkpoint.files import is_file_name
 from holdfast.checkpoint.interrupts import causes_of, interrupt_in
 from holdfast.checkpoint.not_allowed import Refusal
@@ -41,14 +44,12 @@ from holdfast.versioned import MAX_COUNT
 __all__ = ["PendingSave", "SaveReport", "async_save", "save"]
 
 MAX_NAMED_KEYS = 20
-"""Maximum number of keys that a warning names per class: an optimizer may hold an object of it for every parameter."""
-_order = Lock()
-_background: list[Thread] = []  # this process's background saves, in the order of the calls
+"""Maximum number of keys that a warning names per class: an optimizer may hold one such object per parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveReport:
-    """What :func:`save` did, on this rank.
+    """What ``save`` did, on this rank.
 
     Attributes:
         path: the published checkpoint.
@@ -56,7 +57,7 @@ class SaveReport:
         items: stored tensors and objects that this rank wrote.
         bytes: their size in the files.
         removed: older checkpoints that were removed (on the coordinator).
-        refused: keys of objects that this rank wrote and a load will refuse, unless it is told to trust them.
+        refused: keys of objects that this rank wrote and that a load will refuse unless it is told to trust them.
         seconds: how long it took.
     """
 
@@ -84,25 +85,25 @@ def save(
 
     Args:
         state_dict: what to save, as for ``torch.distributed.checkpoint.save``.
-        path: the checkpoint's folder; its parent holds the run's checkpoints. A checkpoint of that name is replaced, in
-            one step; what else lies in its folder stays. Anything that is not a checkpoint is refused.
-        step: after how many steps this is; stored in the manifest.
+        path: the checkpoint's folder; its parent holds the run's checkpoints. A checkpoint with that name is replaced
+            in one step; other files in its folder stay. Anything that is not a checkpoint is refused.
+        step: the number of steps completed so far; stored in the manifest.
         run_id: the run this belongs to; stored in the manifest.
-        keep: how many checkpoints in the parent to keep, this one included; ``None`` keeps all. Removed are complete
-            ones of an earlier step and the same ``run_id`` whose names differ in their digits only, when this one is on
-            the disk; after a rollback those of later steps neither count nor go.
+        keep: how many checkpoints in the parent to keep, including this one; ``None`` keeps all. Once this one is on
+            the disk, complete ones of an earlier step with the same ``run_id``, whose names differ in digits only, are
+            removed. After a rollback, those of later steps are neither counted nor removed.
         process_group: the ranks that save together; the default group where torch.distributed is initialised.
         planner: torch's default one when ``None``.
         thread_count: files, and threads that write them, per rank.
 
     Raises:
-        CheckpointWriteError: it could not be saved (a full disk, say). Nothing is left of it, and what was saved before
-            is as it was.
+        CheckpointWriteError: it could not be saved (the disk is full, for example). Nothing of it is left, or the error
+            names the hidden folder that could not be removed; earlier checkpoints are unchanged.
         KeyboardInterrupt, SystemExit: this rank was asked to stop; at most a hidden folder is left, which the next save
-            removes. The others raise CheckpointWriteError.
+            removes. The other ranks raise CheckpointWriteError.
         ConfigError: the ranks disagree on path, step or run_id, or an option is invalid.
     """
-    _wait_for(_others())
+    wait_for_background()
     began = time.perf_counter()
     alone = not (dist.is_available() and dist.is_initialized())
     handled = sys.exc_info()[1]
@@ -128,8 +129,8 @@ def save(
     )
     try:
         writer.begin()
-        # Torch's ``save`` without its warning that this is one process, which is meant: a background thread must not
-        # touch the filters, which are those of all threads.
+        # Torch's ``save`` without its warning that there is only one process, which is intended: a background thread
+        # must not change the warning filters, which all threads share.
         _save_state_dict(state, writer, process_group=process_group, planner=planner, no_dist=alone)
     except CheckpointWriteError:
         raise
@@ -140,11 +141,11 @@ def save(
         interrupt = interrupt_in(mine, handled=handled)
         if interrupt is not None:
             raise interrupt from None
-        raise _write_error(error, target, handled=handled) from error
-    except RuntimeError as error:  # torch cannot tell the other ranks of it
+        raise _write_error(error, target, handled=handled, left=writer.discard()) from error
+    except RuntimeError as error:  # torch cannot inform the other ranks
         raise error if alone else _lost(error, str(target)) from error
     finally:
-        writer.close()
+        writer.discard()
     if writer.refused:
         warnings.warn(_refusals(writer.refused), UserWarning, stacklevel=2)
     return SaveReport(
@@ -166,11 +167,11 @@ class PendingSave:
         self._thread = thread
 
     def done(self) -> bool:
-        """Return whether it has ended, well or not."""
+        """Return whether it has ended, successfully or not."""
         return self._future.done()
 
     def result(self, timeout: float | None = None) -> SaveReport:
-        """Wait for the end; raises what :func:`save` raises, or ``TimeoutError``."""
+        """Wait for the end; raise what ``save`` raises, or ``TimeoutError``."""
         try:
             return self._future.result(timeout)
         finally:
@@ -191,30 +192,31 @@ def async_save(
 ) -> PendingSave:
     """Copy the state to memory now, and save it in the background; every rank calls it.
 
-    Saves of one process are made one after the other, in the order of the calls: the last one wins, and a process
-    group carries one at a time. Where the system allows no more threads it is saved before this returns.
+    Saves of one process run one after the other, in the order of the calls: the last one wins, and a process group
+    serves one at a time. If the system allows no more threads, the save completes before this returns. A rank that
+    cannot begin raises its error here, and the others raise it from ``PendingSave.result``.
 
-    The arguments are those of :func:`save`. With several ranks the group must be one of its own, such as
+    The arguments are those of ``save``. With several ranks, saving needs its own group, such as
     ``torch.distributed.new_group(backend="gloo")``: the training loop keeps using the default group meanwhile.
     """
-    target = _target(path)
-    step, keep, thread_count = _checked(state_dict, step, run_id, keep, thread_count)
-    if process_group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    grouped = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if process_group is None and grouped:
         raise ConfigError(
             "async_save needs its own process group",
             hint='pass process_group=torch.distributed.new_group(backend="gloo"), created once on all ranks',
         )
-    handled = sys.exc_info()[1]
-    state = _state_of(state_dict, target)
     try:
-        copied = _copied(state)
-    except Exception as error:
-        raise _write_error(error, target, handled=handled) from error
+        target = _target(path)
+        step, keep, thread_count = _checked(state_dict, step, run_id, keep, thread_count)
+        copied = _copied(_state_of(state_dict, target), target)
+    except HoldfastError as error:
+        if grouped:  # the other ranks are about to save: they need not wait for the group's timeout
+            run_in_background(partial(_refuse, error, os.fspath(path), process_group))
+        raise
     future: Future[SaveReport] = Future()
 
     def work() -> None:
         try:
-            _wait_for(before)
             report = save(
                 copied,
                 target,
@@ -225,28 +227,22 @@ def async_save(
                 planner=planner,
                 thread_count=thread_count,
             )
-        except BaseException as error:  # raised where the result is asked for
+        except BaseException as error:  # raised by result()
             future.set_exception(error)
         else:
             future.set_result(report)
 
-    with _order:
-        before = _others()
-        thread = Thread(target=work, name="holdfast-checkpoint-save", daemon=False)
-        _background[:] = [*before, thread]
-        try:
-            thread.start()
-        except RuntimeError as error:
-            if error.__context__ is not None:  # an interrupt, while the thread was being started
-                raise
-            _background[:] = before
-    if thread not in _background:
-        work()
-    return PendingSave(future, thread)
+    return PendingSave(future, run_in_background(work))
+
+
+def _refuse(error: HoldfastError, path: str, group: dist.ProcessGroup | None) -> None:
+    """Tell the other ranks why this one does not save."""
+    with suppress(Exception):  # it is raised here already
+        _agree(error, path, group)
 
 
 def _state_of(state_dict: dict[str, Any], target: Path) -> dict[str, Any]:
-    """Return the state, of objects that have one what they say it is."""
+    """Return the state, with objects that have a ``state_dict`` replaced by it."""
     handled = sys.exc_info()[1]
     try:
         state: dict[str, Any] = _stateful_to_state_dict(state_dict)
@@ -259,7 +255,7 @@ def _state_of(state_dict: dict[str, Any], target: Path) -> dict[str, Any]:
 
 
 def _agree(mine: tuple[str, int, str | None] | HoldfastError, path: str, group: dist.ProcessGroup | None) -> None:
-    """Raise on every rank if one of them cannot begin, or means another checkpoint."""
+    """Raise on every rank if one of them cannot start, or was given another checkpoint."""
     told: list[Any] = [None] * dist.get_world_size(group)
     try:
         dist.all_gather_object(told, mine, group=group)
@@ -285,8 +281,16 @@ def _lost(error: RuntimeError, path: str) -> CheckpointWriteError:
     )
 
 
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of the state, its tensors in CPU memory; every other value as ``copy.deepcopy`` has it."""
+def _copied(state: dict[str, Any], target: Path) -> dict[str, Any]:
+    handled = sys.exc_info()[1]
+    try:
+        return _copy(state)
+    except Exception as error:
+        raise _write_error(error, target, handled=handled) from error
+
+
+def _copy(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of the state, with tensors in CPU memory and every other value copied by ``copy.deepcopy``."""
     tensors: dict[int, torch.Tensor] = {}
 
     def gather(value: Any) -> None:
@@ -297,7 +301,7 @@ def _copied(state: dict[str, Any]) -> dict[str, Any]:
                 gather(entry)
 
     gather(state)
-    stager = BlockingAsyncStager(cache_staged_state_dict=False, type_check=False)  # for tensors in parts
+    stager = BlockingAsyncStager(cache_staged_state_dict=False, type_check=False)  # for sharded tensors
     copies = {
         place: value.detach().to("cpu", copy=True)
         if type(value) in (torch.Tensor, torch.nn.Parameter)
@@ -307,19 +311,11 @@ def _copied(state: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(state, copies)
 
 
-def _others() -> list[Thread]:
-    """Return the background saves that whatever is saved now comes after; none for one of them, which has waited."""
-    return [] if current_thread() in _background else [thread for thread in _background if thread.is_alive()]
-
-
-def _wait_for(saves: list[Thread]) -> None:
-    for thread in saves:
-        thread.join()
-
-
 def _target(path: str | os.PathLike[str]) -> Path:
     """Return the final folder; links are followed."""
-    given = os.fspath(path)
+    given = path if isinstance(path, str) else getattr(path, "__fspath__", lambda: None)()
+    if not isinstance(given, str):
+        raise ConfigError("expected a path as text or a Path", path=path)
     if is_url(given):
         raise ConfigError("checkpoint.save writes to local folders only", path=given, hint="copy it there afterwards")
     if not is_file_name(given):
@@ -328,7 +324,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
     head, name = os.path.split(given.rstrip(os.sep))
     if name in ("", ".", "..") or not target.name:
         raise ConfigError("the path must name the checkpoint's own folder", path=given)
-    if ".." in Path(head).parts:  # what lies above a link is for the system to say, as it does when it is loaded
+    if ".." in Path(head).parts:  # the system resolves what is above a link, as it does when loading
         if not os.path.isdir(head):
             raise ConfigError("a parent folder of the path does not exist", path=given)
         target = Path(os.path.realpath(head)) / name
@@ -338,7 +334,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
 def _checked(
     state_dict: Any, step: int, run_id: str | None, keep: int | None, thread_count: int
 ) -> tuple[int, int | None, int]:
-    """Refuse what cannot be saved; returns step, keep and thread_count as they are used."""
+    """Raise for arguments that cannot be used; return step, keep and thread_count as they are used."""
     if not isinstance(state_dict, dict):
         raise ConfigError(f"the state must be a dict, got {type(state_dict).__name__}")
     fault = unsortable(state_dict)
@@ -358,24 +354,29 @@ def _checked(
     )
 
 
-def _write_error(error: BaseException, target: Path, *, handled: BaseException | None) -> BaseException:
+def _write_error(
+    error: BaseException, target: Path, *, handled: BaseException | None, left: Path | None = None
+) -> BaseException:
     causes = [error]
     if isinstance(error, CheckpointException):
         causes = [cause for cause, _ in error.failures.values()]
     own = next((cause for cause in causes if isinstance(cause, (CheckpointWriteError, ConfigError))), None)
     if own is not None:
         return own
-    # What the operating system said, where it did: torch's zip writer raises something else after it.
+    # The operating system's error, if any: torch's zip writer raises something else after it.
     every = (one for cause in causes for one in causes_of(cause, handled=handled))
     problem = next((one for one in every if isinstance(one, OSError)), causes[0] if causes else error)
     text = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
     full = isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
     advice = "make room" if full else "see the cause"
+    rest = (
+        "nothing of it is left" if left is None else f"its folder {left} could not be removed, a later save does that"
+    )
     return CheckpointWriteError(
         f"the checkpoint could not be saved: {text}",
         path=str(target),
         free_bytes=_free_bytes(target),
-        hint=f"nothing of it was kept, and earlier checkpoints are unchanged; {advice}",
+        hint=f"{rest}, and earlier checkpoints are unchanged; {advice}",
     )
 
 
@@ -389,7 +390,7 @@ def _refusals(refused: dict[str, Refusal]) -> str:
         named.append(f"{', '.join(same[:MAX_NAMED_KEYS])}{more} ({refusal})")
     return (
         f"the checkpoint is saved, but a load will refuse some of its objects: {'; '.join(named)}. Store plain data, "
-        "allow their classes with torch.serialization.add_safe_globals before you load it, or pass trusted=True then"
+        "or when loading allow their classes with torch.serialization.add_safe_globals or pass trusted=True"
     )
 
 

@@ -1,8 +1,8 @@
-"""The sequential reference: one item after the other, as torch's own reader does it, with the safety of ours.
+"""The sequential reference: one item after the other, as in torch's own reader, with our checks.
 
-``parallel=False`` uses this. It shares no code with the fast path but the file layer and the checks, reads every item
-whole, makes it as any object is made, lets ``copy_`` deliver it, and calls the planner strictly in pairs. The tests
-hold the fast path against it, and so can a user who distrusts a result.
+``parallel=False`` uses this. It shares only the file layer and the checks with the fast path. It reads whole items,
+decodes tensors like any other object, copies them with ``copy_``, and calls the planner strictly in pairs. The tests
+compare the fast path with it, and so can a user who doubts a result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["load_sequentially", "read_whole"]
 
 
 def read_whole(file: CheckpointFile, chunk: Chunk, registry: object, on_read: Callable[..., None]) -> bytearray:
-    """Read an item, through its transforms where it has some."""
+    """Read an item, and undo its transforms if it has any."""
     if chunk.raw is not None:
         on_read(chunk.length)
         return file.read(chunk.offset, chunk.length)

@@ -1,10 +1,11 @@
-"""What several ranks of one node want is read once, by one of them, and passed on.
+"""Sharing within a node: what several ranks want is read once, by one of them, and passed on.
 
-Every rank tells the others of its node which stored chunks it wants. Chunks that several want alike are divided among
-those ranks, in stretches of the files; each reads its share, checks it, and fills its own destinations as in any load.
-Then it sends those bytes on: through CPU memory, block by block, so destinations may be anywhere.
+Every rank tells the others on its node which stored chunks it wants. Chunks that several want in the same way are
+divided among those ranks, in contiguous sections of the files; each rank reads its share, checks it, and fills its own
+destinations as in any load. Then it sends those bytes on through CPU memory, block by block, so destinations may be on
+any device.
 
-Ranks go on together or not at all: what fails on one is raised on all, and a rank that is gone is an error.
+Ranks proceed together or not at all: what fails on one is raised on all, and a rank that is gone is an error.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.planner import LoadPlanner
 
 from holdfast.checkpoint.destination import copy_into
-from holdfast.checkpoint.plan import Chunk, Request
+from holdfast.checkpoint.plan import Chunk, Request, stands_for_another
 from holdfast.checkpoint.report import ReportBuilder
 from holdfast.errors import CheckpointError, CheckpointReadError, ConfigError, HoldfastError
 
 __all__ = ["NodeSharing", "naming_peers", "node_group"]
 
 BLOCK_BYTES = 4 << 20
-"""How much is sent at once: one block to send, and one from each other rank, is all the memory this takes."""
+"""Bytes to send at once: one block to send, and one from each other rank, is all the memory this takes."""
 
 Box = tuple[tuple[int, ...], tuple[int, ...], str]
 Key = tuple[str, str, int, int, tuple[Box, ...]]
@@ -37,12 +38,12 @@ T = TypeVar("T")
 
 
 def node_group(*, timeout: timedelta | None = None) -> dist.ProcessGroup:
-    """Make a gloo group of the ranks on this machine; every rank of the default group calls it, once.
+    """Create a gloo group of the ranks on this machine; every rank of the default group calls it, once.
 
     Args:
-        timeout: how long the ranks wait for each other, reading included; torch's default when ``None``. Where the
-            group is not all of the ranks that load, those outside it wait for a rank that stalls as long as the default
-            group does: torch gathers there what failed.
+        timeout: how long the ranks wait for each other, including reading; torch's default when ``None``. If ranks
+            outside the group load too, they wait for a stalled rank as long as the default group's timeout: torch
+            collects errors there.
 
     Raises:
         ConfigError: torch.distributed is not initialised.
@@ -62,7 +63,7 @@ def node_group(*, timeout: timedelta | None = None) -> dist.ProcessGroup:
 
 
 def _machine() -> str:
-    """Something that only processes on one running kernel have in common, containers included."""
+    """Return text that is the same only for processes on one running kernel, even across containers."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -70,7 +71,7 @@ def _machine() -> str:
 
 
 class _Stream(NamedTuple):
-    """The chunks that one rank reads for the same others, in order."""
+    """The chunks that one rank reads for the same set of other ranks, in order."""
 
     owner: int
     takers: tuple[int, ...]
@@ -78,10 +79,10 @@ class _Stream(NamedTuple):
 
 
 class NodeSharing:
-    """One load of the ranks of a group, each of which makes the same calls.
+    """One load by the ranks of a group, all of which make the same calls.
 
     Args:
-        group: the ranks that share; must pass CPU tensors, as gloo does.
+        group: the ranks that share; must support CPU tensors, as gloo does.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -93,7 +94,7 @@ class NodeSharing:
         """What other ranks read for this one."""
 
     def together(self, work: Callable[[], T]) -> list[T]:
-        """Do something on every rank and return what it gave on each; if it fails on one, raise that on all."""
+        """Call a function on every rank and return all results; if it fails on one, raise that error on all."""
         mine: list[T] = []
         error: BaseException | None = None
         try:
@@ -114,9 +115,9 @@ class NodeSharing:
         """Make the plan of each rank, and return the chunks that this one reads itself.
 
         Args:
-            origin: the checkpoint, and how it is checked; only what has this in common is shared.
-            plan: makes the chunks that this rank wants.
-            share: whether anything may be shared; a rank that may not takes part all the same.
+            origin: the checkpoint, and how it is checked; only ranks that agree on this share.
+            plan: returns the chunks that this rank wants.
+            share: whether anything may be shared; a rank that may not share still takes part.
         """
         chunks: list[Chunk] = []
 
@@ -147,7 +148,7 @@ class NodeSharing:
         return [chunk for chunk in chunks if chunk not in others]
 
     def exchange(self, planner: LoadPlanner, report: ReportBuilder) -> None:
-        """Send what this rank read for others, and commit what they read for it; after all have read."""
+        """Send what this rank read for others, and commit what they read for it; call after all have read."""
         streams = [
             (tag, stream, _blocks([view for key in stream.keys for view in _views(self._wanted[key])]))
             for tag, stream in enumerate(self._streams)
@@ -166,7 +167,7 @@ class NodeSharing:
     def _exchange_blocks(
         self, streams: list[tuple[int, _Stream, Iterator[list[torch.Tensor]]]]
     ) -> list[tuple[int, _Stream, Iterator[list[torch.Tensor]]]]:
-        """Pass on the next block of every stream; returns the streams that have another."""
+        """Pass on the next block of every stream; return the streams that have more."""
         works = []
         arriving: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         going = []
@@ -184,7 +185,7 @@ class NodeSharing:
                     if rank != self._rank
                 ]
             else:
-                buffer = torch.empty(sum(map(len, block)), dtype=torch.uint8)
+                buffer = torch.empty(sum(map(len, block)), dtype=torch.uint8, device="cpu")
                 works.append(dist.irecv(buffer, self._global(stream.owner), group=self._group, tag=tag))
                 arriving.append((buffer, block))
         for work in works:
@@ -201,19 +202,19 @@ class NodeSharing:
 
 def check_group(group: object) -> None:
     """Raise unless this rank can share within the group."""
-    hint = "make it once, on all ranks, with holdfast.checkpoint.node_group()"
+    hint = "create it once, on all ranks, with holdfast.checkpoint.node_group()"
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         raise ConfigError("share_within must be a process group that this rank belongs to", hint=hint)
     try:
         group._get_backend(torch.device("cpu"))
     except RuntimeError:
-        raise ConfigError("share_within must be a group that passes CPU tensors", hint=hint) from None
+        raise ConfigError("share_within must be a group that supports CPU tensors", hint=hint) from None
 
 
 def _sharable(origin: str, chunks: Sequence[Chunk]) -> dict[Key, Chunk]:
     """Return the chunks that may come from another rank.
 
-    Tensors in memory of one piece that no other chunk writes to.
+    These are tensors in contiguous memory that no other chunk writes to.
     """
     found: dict[Key, list[Chunk]] = {}
     for chunk in chunks:
@@ -232,6 +233,7 @@ def _is_plain(request: Request) -> bool:
     target = request.target
     return (
         type(target) is torch.Tensor
+        and not stands_for_another(target)
         and target.layout == torch.strided
         and target.device.type != "meta"
         and not target.is_quantized
@@ -247,7 +249,7 @@ def _in_order(chunk: Chunk) -> list[Request]:
 
 
 def _stretches(ranks: tuple[int, ...], keys: list[Key], sizes: dict[Key, int]) -> Iterator[_Stream]:
-    """Cut chunks, in the order they lie in the files, into one stretch of about equal bytes per rank."""
+    """Divide chunks, in file order, into one contiguous section per rank, of about equal size in bytes."""
     total = sum(sizes[key] for key in keys)
     keys_of: dict[int, list[Key]] = {}
     done = 0
@@ -264,7 +266,7 @@ def _views(chunk: Chunk) -> list[torch.Tensor]:
 
 
 def _blocks(views: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Cut bytes into blocks of one size but for the last, each a list of stretches."""
+    """Cut bytes into blocks of equal size, except for the last; each is a list of slices."""
     block: list[torch.Tensor] = []
     room = BLOCK_BYTES
     for view in views:
@@ -286,13 +288,13 @@ def _portable(error: BaseException | None) -> Exception | None:
     if error is None or isinstance(error, HoldfastError):
         return error
     if not isinstance(error, Exception):
-        return CheckpointError("another rank was interrupted while it read", cause=type(error).__name__)
+        return CheckpointError("another rank was interrupted while reading", cause=type(error).__name__)
     return CheckpointError(f"the checkpoint cannot be loaded: {error}", cause=type(error).__name__)
 
 
 @contextmanager
 def naming_peers(error: BaseException | None = None) -> Iterator[None]:
-    """Say what it means when talking to the other ranks fails."""
+    """Explain failures in communicating with the other ranks."""
     try:
         yield
     except RuntimeError as caught:

@@ -1,10 +1,10 @@
 """From a box of a stored tensor to the byte ranges of its file.
 
-A read item wants a box of a stored chunk. Where stored bytes and destination bytes lie in the same order without
-holes, the box is one *direct* range: the file is read straight into the destination. Otherwise it is cut along its
-outermost stored dimension until the parts are direct, or small enough for a bounce buffer. Rows that are far apart are
-read one by one; rows that are close together are read in one go with the holes between them, because skipping 32 KiB
-costs as much as reading them.
+A read item wants a box of a stored chunk. Where stored bytes and destination bytes have the same order without gaps,
+the box is one *direct* range: the file is read straight into the destination. Otherwise it is cut along its outermost
+stored dimension until the parts are direct, or small enough for a bounce buffer. Rows that are far apart are read one
+by one; rows that are close together are read at once with the gaps between them, because skipping 32 KiB costs as much
+as reading them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple
 __all__ = ["Leaf", "cut_box", "is_dense"]
 
 HOLE_BYTES = 32 << 10
-"""A hole in a file that is cheaper to read over than to skip."""
+"""Largest gap in a file that is cheaper to read than to skip."""
 
 
 class Leaf(NamedTuple):
     """One byte range of the payload, and the part of the box it fills.
 
-    ``direct`` leaves go straight into the destination; the others through a buffer, seen with the stored strides.
+    ``direct`` leaves go straight into the destination; the others go through a buffer, viewed with the stored strides.
     """
 
     offset: int  # in bytes from the start of the payload
@@ -59,10 +59,10 @@ def cut_box(
         lengths: its size; no length is zero.
         strides: of the stored tensor, in elements.
         storage_offset: of the stored tensor in its payload, in elements.
-        itemsize: bytes of an element.
+        itemsize: bytes per element.
         target_strides: of the destination, in elements; ``None`` when nothing may be read straight into it.
-        block_bytes: the most a leaf that goes through a buffer may span (a single element may exceed it).
-        skip_holes: read rows that lie far apart one by one; else read the holes too.
+        block_bytes: maximum span of a leaf that goes through a buffer (a single element may exceed it).
+        skip_holes: read rows that are far apart one by one; otherwise read the gaps too.
     """
     base = storage_offset + sum(start * stride for start, stride in zip(box_start, strides, strict=True))
     order = sorted(range(len(lengths)), key=lambda dim: (-strides[dim], dim))

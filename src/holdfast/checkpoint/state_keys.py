@@ -1,4 +1,4 @@
-"""Keys of a state dict that torch cannot keep apart or in order: it makes a text of each, and sorts the top ones."""
+"""Keys of a state dict that torch cannot distinguish or sort: it converts all to text, and sorts the top-level ones."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ __all__ = ["alike", "unsortable"]
 
 
 def unsortable(state_dict: Mapping[Any, Any]) -> str | None:
-    """Return what is wrong with the keys at the top, if torch cannot sort them when it loads."""
+    """Return what is wrong with the top-level keys if torch cannot sort them when loading, or ``None``."""
     try:
         sorted(state_dict)
     except TypeError:
         types = ", ".join(sorted({type(key).__name__ for key in state_dict}))
-        return f"the keys at the top of the state are of types that cannot be sorted together: {types}"
+        return f"the top-level keys of the state have types that cannot be sorted together: {types}"
     return None
 
 
 def alike(state: Any, place: str = "the state") -> str | None:
-    """Return which two keys of a dict, at any depth, are the same text: torch merges what is below them."""
+    """Return which two keys of a dict, at any depth, have the same text, or ``None``: torch merges their values."""
     if isinstance(state, Mapping):
         seen: dict[str, Any] = {}
         for key in state:
             other = seen.setdefault(str(key), key)
             if other is not key:
-                return f"{other!r} and {key!r} in {place} are the same key to torch, which makes a text of each"
+                return f"{other!r} and {key!r} in {place} are the same key to torch, which converts keys to text"
         children = [(value, f"{place}[{key!r}]") for key, value in state.items()]
     elif isinstance(state, list):
         children = [(value, f"{place}[{number}]") for number, value in enumerate(state)]

@@ -47,16 +47,16 @@ class CheckpointSummary:
 
 
 def summarise_checkpoint(path: str | os.PathLike[str], *, trusted: bool = False) -> CheckpointSummary:
-    """List what a checkpoint holds; reads its metadata, and no tensor.
+    """List what a checkpoint holds; this reads its metadata, but no tensors.
 
     Args:
         path: the checkpoint's folder, or its URL.
-        trusted: read metadata that names classes of its own.
+        trusted: read metadata that names other classes.
 
     Raises:
         UnusableCheckpointError: this is not a checkpoint, or its metadata is damaged.
         UnsafeCheckpointError: the metadata would run code, or names files outside the folder.
-        CheckpointReadError: another checkpoint took its place whenever it was read (``replaced``).
+        CheckpointReadError: the checkpoint was replaced every time it was read (``replaced``).
     """
     folder, layer = locate(path)
     return read_again(lambda: _summarise(path, folder, layer, trusted=trusted))

@@ -1,8 +1,8 @@
-"""Archives of tensors that were read before, so that the next of the same kind is compared rather than parsed.
+"""Templates of tensor archives, so that the next archive of the same kind is compared rather than parsed.
 
-Tensors of one shape and dtype are stored alike but for their payload, the archive's own number, and the CRC-32 of both.
-Whatever else was parsed and checked once need only be the same bytes again: one copy and one comparison in place of
-some thirty structures (a third of the time of loading thousands of small tensors, ``bench/checkpoint_load.py``).
+Archives of tensors of one shape and dtype differ only in their payload, the archive's own number, and the CRC-32 of
+both. Everything else was parsed and checked once and need only have the same bytes: one copy and one comparison replace
+about thirty structures (a third of the time of loading thousands of small tensors, ``bench/checkpoint_load.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NO_CRC = bytes(4)
 
 
 class Template:
-    """One archive without what varies.
+    """One archive without the parts that vary.
 
     Args:
         read_at: reads from the archive.
@@ -51,12 +51,12 @@ class Template:
         )
 
     def _fields(self, read_at: ReadAt) -> tuple[bytes, ...]:
-        """Return all but the payload: constant and varying stretches in turn."""
+        """Return everything except the payload: constant and varying sections in turn."""
         ends_at = self._ends_at
         return self._form.unpack(b"".join((read_at(0, self._starts_at), read_at(ends_at, self._length - ends_at))))
 
     def read(self, read_at: ReadAt, *, check: bool) -> int | None:
-        """Return the CRC-32 of the payload of another archive of that length; ``None`` unless all else is as here.
+        """Return the CRC-32 of another archive's payload; ``None`` unless everything else matches.
 
         Args:
             read_at: reads from the archive.

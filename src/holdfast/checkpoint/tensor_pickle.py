@@ -1,7 +1,7 @@
-"""What a saved tensor looks like, read out of its pickle without running it.
+"""The description of a saved tensor, read from its pickle without running it.
 
 ``torch.save`` writes a tensor as a call of ``_rebuild_tensor_v2`` (or ``_v3``) with a storage key, an offset, a shape
-and strides. Anything else is not a plain tensor, and is left to :mod:`~holdfast.checkpoint.safe_objects`.
+and strides. Anything else is not a plain tensor, and is left to ``holdfast.checkpoint.safe_objects``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["TensorRecipe", "tensor_recipe"]
 
 
 class TensorRecipe(NamedTuple):
-    """How to see a stored payload as a tensor."""
+    """How to view a stored payload as a tensor."""
 
     storage_key: str
     storage_bytes: int
@@ -26,7 +26,7 @@ class TensorRecipe(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     storage_offset: int
-    fills_storage: bool  # the elements are all of the storage, one after the other in some order of the dimensions
+    fills_storage: bool  # the elements fill the storage exactly, contiguous in some order of the dimensions
 
 
 _STORAGE_DTYPES = {
@@ -50,10 +50,10 @@ _NO_HOOKS = Name("collections", "OrderedDict")
 
 
 def tensor_recipe(tree: Any) -> TensorRecipe | None:
-    """Read the recipe of a plain, strided CPU tensor out of its pickle.
+    """Read the recipe of a plain, strided CPU tensor from its pickle.
 
     Args:
-        tree: the ``data.pkl`` record, as :func:`~holdfast.checkpoint.pickle_machine.read_pickle` gives it.
+        tree: the ``data.pkl`` record, as ``holdfast.checkpoint.pickle_machine.read_pickle`` returns it.
 
     Returns:
         The recipe, or ``None`` when the pickle holds anything else.
@@ -83,7 +83,7 @@ def _recipe(tree: Any) -> TensorRecipe | None:
         dtype = _STORAGE_DTYPES.get(storage.name)
         known = storage.module == "torch"
         storage_bytes = count * dtype.itemsize if dtype is not None else 0
-    # What follows is a dict of marks such as "conj" or of a backend: not a plain tensor.
+    # The rest is a dict of marks such as "conj", or of a backend: not a plain tensor.
     if not known or not isinstance(dtype, torch.dtype) or any(rest) or type(key) is not str:
         return None
     numbers = (storage_offset, storage_bytes, *shape, *strides)

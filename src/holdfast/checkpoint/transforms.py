@@ -1,8 +1,8 @@
-"""Items behind a stream transform (zstd and the like): turned back into the archive they wrap.
+"""Items stored through a stream transform (such as zstd), turned back into the archive they wrap.
 
-Transforms are torch's extension mechanism: the metadata names them, a registry makes them. They see a file-like view of
-the item and give another. A decompressor that releases the GIL runs well on threads; one that does not is what
-``engine="process"`` is for.
+Transforms are torch's extension mechanism: the metadata names them, a registry creates them. They take a file-like view
+of the item and return another. A decompressor that releases the GIL runs well on threads; for one that does not, use
+``engine="process"``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["FileSlice", "default_registry", "max_unfolded_bytes", "undo_transfor
 
 MAX_UNFOLDED_OBJECT_BYTES = 1 << 30
 MAX_UNFOLDED_EXTRA_BYTES = 64 << 20
-"""What the archive of a tensor may hold beside twice its elements."""
+"""Bytes that the archive of a tensor may hold beyond twice its elements."""
 _STEP_BYTES = 4 << 20
 
 
@@ -50,7 +50,7 @@ class FileSlice(io.RawIOBase):
         return self._position
 
     def tell(self) -> int:
-        """Return where we are."""
+        """Return the current position."""
         return self._position
 
     def readinto(self, buffer: Any) -> int:
@@ -65,7 +65,7 @@ class FileSlice(io.RawIOBase):
 
 
 def default_registry() -> Any:
-    """Return Torch's registry of extensions, or ``None`` where torch is too old to have one."""
+    """Return torch's registry of extensions, or ``None`` if torch is too old to have one."""
     try:
         from torch.distributed.checkpoint._extension import ExtensionRegistry
     except ImportError:
@@ -74,12 +74,11 @@ def default_registry() -> Any:
 
 
 def max_unfolded_bytes(length: int, expected: Expected | None) -> int:
-    """Return how many bytes an item may have behind its transforms.
+    """Return how many bytes an item may have once its transforms are undone.
 
     Args:
         length: of the item as it is stored.
-        expected: what the metadata says of a tensor; of an object it tells nothing, and that may well be a long list of
-            zeros.
+        expected: what the metadata says about a tensor; ``None`` for an object, which may well be a long list of zeros.
     """
     if expected is None:
         return max(MAX_UNFOLDED_OBJECT_BYTES, 1000 * length)
@@ -89,19 +88,19 @@ def max_unfolded_bytes(length: int, expected: Expected | None) -> int:
 def undo_transforms(
     stream: Any, descriptors: Sequence[str], registry: Any, *, most_bytes: int, tensor: str, file: str
 ) -> bytearray:
-    """Read a stream through its transforms, whole.
+    """Read all of a stream and undo its transforms.
 
     Args:
-        stream: the item as it lies in the file.
+        stream: the item as it is stored in the file.
         descriptors: what the metadata says was applied, in the order to undo it.
-        registry: makes the transforms.
-        most_bytes: give up beyond this size: a few kilobytes of zstd can unfold to terabytes.
+        registry: creates the transforms.
+        most_bytes: give up beyond this size: a few kilobytes of zstd can expand to terabytes.
         tensor: the item's name, for messages.
         file: its file, for messages.
 
     Raises:
         UnusableCheckpointError: the transform is unknown.
-        CorruptRecordError: the transform could not make sense of the bytes.
+        CorruptRecordError: the transform could not decode the bytes.
     """
     if registry is None:
         raise UnusableCheckpointError(
@@ -137,7 +136,7 @@ def undo_transforms(
                 )
     except CheckpointError:
         raise
-    except Exception as error:  # each transform has errors of its own
+    except Exception as error:  # each transform raises its own errors
         raise CorruptRecordError(
             f"undoing {', '.join(descriptors)} failed: {type(error).__name__}: {error}", tensor=tensor, file=file
         ) from error

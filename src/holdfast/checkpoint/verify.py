@@ -1,8 +1,8 @@
 """Checking a checkpoint without loading it: every record against its checksum, every tensor against its metadata.
 
-It takes the same steps as a load, through the same functions, so that *sound* means: it loads, and every byte the load
-uses was compared with a checksum. Unlike a load, which ends at the first error, this continues and names all that is
-damaged. It needs no process group and no model, and no more memory than its buffers.
+It takes the same steps as a load, through the same functions, so *sound* means: it loads, and every byte the load uses
+was compared with a checksum. Unlike a load, which ends at the first error, it continues and names everything that is
+damaged. It needs no process group, no model, and no memory beyond its buffers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _STEP_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something of a checkpoint that cannot be restored as it was saved."""
+    """Something in a checkpoint that cannot be restored as it was saved."""
 
     tensor: str
     file: str
@@ -67,13 +67,13 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An object that a load refuses, intact as it is.
+    """An intact object that a load refuses.
 
     Attributes:
         tensor: its key.
         file: the file it is in.
         names: the classes and functions it uses that are not allowed.
-        reason: what of its form is not rebuilt (it is nested too deep, say), where it is not for the names.
+        reason: why its form is not supported (nested too deep, for example); empty where ``names`` is the reason.
     """
 
     tensor: str
@@ -89,20 +89,20 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What :func:`verify_checkpoint` found.
+    """What ``verify_checkpoint`` found.
 
     Attributes:
         path: the checkpoint.
         sound: it loads, and every byte that a load uses was checked; the same as ``verdict == "sound"``.
         verdict: ``"sound"``, ``"incomplete"`` (nothing is damaged, but not everything could be checked, or some objects
             are refused: see ``unverified`` and ``unsafe``) or ``"damaged"``.
-        manifest: whether there is a manifest, and every item was held against it.
-        items: stored chunks and objects that were looked at.
-        bytes_read: how much was read for it.
+        manifest: whether there is a manifest, with which every item was compared.
+        items: stored chunks and objects that were checked.
+        bytes_read: how much was read.
         verified: items whose records all matched their checksums.
         unverified: items that have no checksum to compare with, and why.
         damaged: what is wrong, in the order of the files.
-        unsafe: objects that are refused for the classes or functions they use, or for a form that is not rebuilt.
+        unsafe: objects that are refused for the classes or functions they use, or because their form is not supported.
         seconds: how long it took.
     """
 
@@ -120,7 +120,7 @@ class VerifyReport:
 
     @property
     def reason(self) -> str:
-        """Why it is not sound, in one line; empty when it is."""
+        """Why it is not sound, in one line; empty if it is."""
         reasons = [f"{entry.tensor}: {entry.problem}" for entry in self.damaged]
         reasons += [f"{entry.tensor} is refused: {entry.why}" for entry in self.unsafe]
         reasons += [f"{entry.tensor}: {entry.reason}" for entry in self.unverified]
@@ -159,26 +159,26 @@ def verify_checkpoint(
     extension_registry: Any = None,
     file_layer: FileLayer | None = None,
 ) -> VerifyReport:
-    """Read a whole checkpoint and check everything that a load would use of it.
+    """Read a whole checkpoint and check everything that a load would use.
 
     Args:
         path: the checkpoint's folder, or its URL; torch's format, with one metadata file or one per
             rank, or safetensors.
-        num_workers: threads to use; 8 for a disk and 16 for a store, at most one per item, when ``None``.
-        trusted: read metadata that names classes of its own, and follow links out of the folder.
-        require_manifest: refuse a checkpoint without a manifest, which only :func:`~holdfast.checkpoint.save` writes.
-        progress: as for :class:`~holdfast.checkpoint.ParallelFileSystemReader`.
+        num_workers: threads to use; when ``None``, 8 for a disk and 16 for a store, at most one per item.
+        trusted: read metadata that names other classes, and follow links out of the folder.
+        require_manifest: refuse a checkpoint without a manifest, which only ``holdfast.checkpoint.save`` writes.
+        progress: as for ``holdfast.checkpoint.ParallelFileSystemReader``.
         extension_registry: torch's registry of stream transforms; its default one when ``None``.
         file_layer: how files are reached; the local file system when ``None``.
 
     Returns:
-        The report; ``report.sound`` says it in one word.
+        The report; ``report.sound`` is the overall result.
 
     Raises:
         UnusableCheckpointError: there is no readable metadata, so nothing to verify.
         UnsafeCheckpointError: the metadata would run code, or names files outside the folder.
         CheckpointReadError: nothing is known about the checkpoint: the store fails, this process may not read it or
-            has too many files open, or another one took its place whenever it was read (``replaced``).
+            has too many open files, or the checkpoint was replaced every time it was read (``replaced``).
     """
     folder, layer = locate(path, file_layer)
     return read_again(
@@ -196,7 +196,7 @@ def verify_checkpoint(
 
 
 def verify_once(path: str | os.PathLike[str], folder: Path, layer: FileLayer, **options: Any) -> VerifyReport:
-    """Verify a checkpoint as :func:`verify_checkpoint` does, but for reading it again where it is replaced meanwhile.
+    """Verify a checkpoint as ``verify_checkpoint`` does, but without reading it again if it is replaced meanwhile.
 
     Raises:
         CheckpointReadError: it was replaced, so what was found to be damaged may be sound; or the store fails.
@@ -296,7 +296,7 @@ def _items(described: Described) -> Iterable[_Item]:
         tensor = isinstance(metadata.state_dict_metadata[index.fqn], TensorStorageMetadata)
         stored = expected.of(index) if tensor else None
         if stored is not None and 0 in stored.shape:
-            continue  # a load has nothing to read of it
+            continue  # a load reads nothing of it
         yield _Item(
             index.fqn,
             info.relative_path,
@@ -310,7 +310,7 @@ def _items(described: Described) -> Iterable[_Item]:
 
 
 class _Checker:
-    """Checks one item after the other, on any thread."""
+    """A checker of single items, usable on any thread."""
 
     def __init__(self, files: FileTable, budget: MemoryBudget, registry: Any, *, trusted: bool) -> None:
         self._files = files
@@ -320,7 +320,7 @@ class _Checker:
         self._objects = ObjectDecoder(trusted=trusted, check=True)
 
     def check(self, item: _Item) -> _Outcome:
-        """Check an item; never raises for damage, only where it cannot be seen."""
+        """Check an item; never raise for damage, only when it cannot be examined."""
         count = 0
 
         def on_read(length: int, _: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""How many threads a load uses by default."""
+"""The default number of threads of a load."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from holdfast.checkpoint.plan import Chunk
 __all__ = ["default_workers", "max_workers"]
 
 MAX_DISK_WORKERS = 8
-"""What a disk serves at a time, however few cores there are: from a cold one, 4 were slower and 16 no faster than 8,
-and with the files in memory 16 were slower (``bench/checkpoint_load.py``, the rows with 1 to 16 workers)."""
+"""Threads for a disk, however few cores there are: from a cold disk 4 were slower and 16 no faster than 8, and with the
+files in memory 16 were slower (``bench/checkpoint_load.py``, the rows with 1 to 16 workers)."""
 MAX_STORE_WORKERS = 16
 """Every read from an object store is a round trip, and round trips overlap."""
 MAX_INLINE_BYTES = 4 << 20
-"""Up to this much is read faster than threads are started."""
+"""Up to this many bytes, reading is faster than starting threads."""
 _SMALL_CHUNK_BYTES = 16 << 10
 
 
 def max_workers(layer: FileLayer) -> int:
-    """Return how many threads are of use where the files are."""
+    """Return how many threads are useful for this kind of storage."""
     return MAX_STORE_WORKERS if is_remote(layer) else MAX_DISK_WORKERS
 
 
 def default_workers(chunks: Sequence[Chunk], layer: FileLayer, *, memory_limit: int) -> int:
-    """Return the number of threads: none for a tiny checkpoint, else what the device, bytes and memory allow."""
+    """Return the number of threads: none for a tiny checkpoint, otherwise what the device, bytes and memory allow."""
     total = sum(chunk.needed_bytes for chunk in chunks)
     inline = all(request.in_memory or request.target is None for chunk in chunks for request in chunk.requests)
     transforms = any(chunk.transforms for chunk in chunks)
     # Small tensors cost Python time, not disk time, and Python runs one thread at a time.
     if total <= max(MAX_INLINE_BYTES, len(chunks) * _SMALL_CHUNK_BYTES) and inline and not transforms:
         return 0
-    # A file is worth a worker even when it is small: opening it and finding its way in it takes time too.
+    # Even a small file is worth a worker: opening it and parsing its headers takes time too.
     pieces = max(-(-total // PIECE_BYTES), len({chunk.file for chunk in chunks}), len(chunks) if transforms else 1)
     return max(1, min(max_workers(layer), pieces, memory_limit // BLOCK_BYTES))

@@ -1,4 +1,4 @@
-"""Torch's writer, into a hidden folder that the coordinator publishes with a manifest when every rank has written."""
+"""Torch's writer, into a hidden folder that the coordinator publishes with a manifest once all ranks are done."""
 
 from __future__ import annotations
 
@@ -30,28 +30,29 @@ from holdfast.checkpoint.manifest import (
     item_digest,
 )
 from holdfast.checkpoint.not_allowed import Refusal
-from holdfast.checkpoint.publish import Staging, check_replaceable, prune, sync_files, sync_names
+from holdfast.checkpoint.publish import Staging, check_replaceable, prune
+from holdfast.checkpoint.syncing import sync_files, sync_names
 from holdfast.errors import CheckpointWriteError
 
 __all__ = ["VerifiedWriter"]
 
 _READ_BYTES = 1 << 20
 MAX_TRIED_BYTES = 64 << 20
-"""Objects up to this size are made once as a load will make them, to warn of those that it will refuse."""
+"""Objects up to this size are decoded once as a load would, to warn about those that it would refuse."""
 
 
 @dataclass(frozen=True)
 class _Digested(WriteResult):
-    """What torch tells the coordinator of one written item, and its digest."""
+    """What torch tells the coordinator about one written item, and its digest."""
 
     whole: bool
     digest: str
 
 
 class VerifiedWriter(FileSystemWriter):
-    """Writes one checkpoint; made by :func:`~holdfast.checkpoint.save` on every rank.
+    """The writer of one checkpoint; created by ``holdfast.checkpoint.save`` on every rank.
 
-    Nothing is on the disk before :meth:`begin`, and nothing but the checkpoint after :meth:`close`.
+    Nothing is on the disk before ``begin``, and only the checkpoint after ``close``.
 
     Args:
         target: the final folder.
@@ -60,7 +61,7 @@ class VerifiedWriter(FileSystemWriter):
         keep: how many checkpoints of the run to keep; all when ``None``.
         thread_count: files, and threads that write them.
         group: the ranks that save together, or ``None`` for all.
-        alone: there is one process and no group.
+        alone: whether there is one process and no group.
     """
 
     def __init__(
@@ -89,10 +90,10 @@ class VerifiedWriter(FileSystemWriter):
         # Synced here, all files at once: the file system then commits its journal once, not once per file.
         super().__init__(self._staging.folder, sync_files=False, overwrite=False, thread_count=thread_count)
         self.fs = DataFiles()
-        self.transforms = NoTransforms()  # type: ignore[assignment]  # all that torch asks of it
+        self.transforms = NoTransforms()  # type: ignore[assignment]  # it has all that torch uses
 
     def begin(self) -> None:
-        """Make the hidden folder, before any rank writes; all ranks hear if that fails."""
+        """Create the hidden folder before any rank writes; if that fails, raise on all ranks."""
         staging = self._staging
         outcome: list[Exception | Path] = [staging.folder]
         if self._coordinator:
@@ -108,16 +109,16 @@ class VerifiedWriter(FileSystemWriter):
             raise outcome[0]
         self.path = staging.folder = outcome[0]
 
-    def close(self) -> None:
-        """Remove what was written, unless it was published."""
-        self._staging.close()
+    def discard(self) -> Path | None:
+        """Remove what was written, unless it was published; return its folder if it could not be removed."""
+        return self._staging.close()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's items, and digest them as they lie in the files."""
+        """Write this rank's items, and compute their digests from the files."""
         handled = sys.exc_info()[1]
         try:
             results = super().write_data(plan, planner).value()
-        except Exception as error:  # of torch's zip writer, say; told to other ranks an error loses what led to it
+        except Exception as error:  # such as torch's zip writer's; sent to other ranks, an error loses its cause
             interrupt = interrupt_in(error, handled=handled)
             if interrupt is None:
                 raise
@@ -138,14 +139,14 @@ class VerifiedWriter(FileSystemWriter):
         self.items = len(digested)
         self.bytes = sum(result.size_in_bytes for result in digested)
         self._written = [self._staging.folder / name for name in per_file]
-        if not self._alone:  # else with the metadata and the manifest
+        if not self._alone:  # otherwise together with the metadata and the manifest
             sync_files(self._written)
         future: Future[list[WriteResult]] = Future()
         future.set_result(digested)
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the metadata and the manifest, and publish: on the coordinator, when every rank has written."""
+        """Write the metadata and the manifest, and publish; called on the coordinator when every rank has written."""
         super().finish(metadata, results)
         folder = self._staging.folder
         records = [
@@ -180,14 +181,14 @@ class VerifiedWriter(FileSystemWriter):
 
 
 class _Objects:
-    """Finds the objects that a load will refuse; equal small ones are looked at once."""
+    """The objects that a load will refuse; equal small ones are examined once."""
 
     def __init__(self) -> None:
         self.refused: dict[str, Refusal] = {}
         self._known: dict[bytes, Refusal | None] = {}
 
     def look(self, key: str, read: ReadPart, length: int) -> None:
-        """Look at an object as it was written."""
+        """Examine an object as it was written."""
         whole = length <= MAX_TRIED_BYTES
         content = bytes(read(0, length)) if whole else b""
         if content in self._known:
@@ -204,12 +205,12 @@ class _Objects:
 def _digest(
     file: CheckpointFile, written: Iterable[WriteResult], tensors: Set[MetadataIndex], objects: _Objects
 ) -> Iterator[_Digested]:
-    """Digest what was written to a file, as it lies there, and look at its objects."""
+    """Compute the digests of what was written to a file, from the file itself, and examine its objects."""
     held, held_at = memoryview(b""), 0
     for result in sorted(written, key=lambda result: result.storage_data.offset):
         info = result.storage_data
         read: ReadPart
-        if info.length <= WHOLE_BYTES:  # together with its neighbours: one read brings a few hundred
+        if info.length <= WHOLE_BYTES:  # together with its neighbours: one read fetches a few hundred
             if info.offset + info.length > held_at + len(held):
                 held_at = info.offset
                 held = memoryview(file.read(held_at, min(_READ_BYTES, file.size - held_at)))
