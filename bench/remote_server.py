@@ -56,6 +56,13 @@ class _Cap:
             time.sleep(pause)
 
 
+def _bounds(first: str, last: str, size: int) -> tuple[int, int]:
+    """Return where a requested range begins and ends; without a first byte, it is the last ones."""
+    if not first:
+        return max(0, size - int(last)), size
+    return int(first), min(size, int(last or size) + 1)
+
+
 def _run(folder: Path, pipe: Connection) -> None:
     state: dict[str, Any] = {"conditions": Conditions(), "requests": 0, "bytes": 0}
     cap, lock, chance = _Cap(), threading.Lock(), random.Random(0)
@@ -87,8 +94,8 @@ def _run(folder: Path, pipe: Connection) -> None:
                     self.plain(500)
                     return
                 size = os.fstat(file).st_size
-                asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-                start, stop = (int(asked[1]), min(size, int(asked[2] or size) + 1)) if asked else (0, size)
+                asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+                start, stop = _bounds(asked[1], asked[2], size) if asked else (0, size)
                 head = [
                     f"HTTP/1.1 {'206 Partial Content' if asked else '200 OK'}",
                     f"Content-Length: {stop - start}",

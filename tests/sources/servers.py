@@ -24,6 +24,10 @@ class FaultyServer:
     ``"more"`` (more bytes than asked for), ``"gzip"`` (called compressed), ``"whole"`` (the range ignored), or
     ``"ok"``.
 
+    ``suffixes`` says what becomes of requests for the last bytes of a file (``bytes=-N``): ``"sent"``, ``"ignored"``
+    (all of the file comes), ``"first"`` (the first ones come), ``"unsized"`` (the answer does not tell the file's size)
+    or ``"416"``.
+
     A name below ``moved`` is redirected to the rest of it, or to what ``moves`` says.
 
     With ``in_rounds``, answers wait until no further request has come for a moment, and then go together: ``rounds``
@@ -32,6 +36,7 @@ class FaultyServer:
 
     def __init__(self, files: dict[str, bytes], *, in_rounds: bool = False) -> None:
         self.moves: dict[str, str] = {}
+        self.suffixes = "sent"
         self.heads = 0
         self.headers: list[dict[str, str]] = []
         self.rounds = 0
@@ -132,6 +137,16 @@ class FaultyServer:
             asked = None
         if asked:
             start, stop = int(asked[1]), min(int(asked[2]) + 1, len(whole))
+        last = re.fullmatch(r"bytes=-(\d+)", handler.headers.get("Range", ""))
+        if last and fault != "whole" and self.suffixes != "ignored":
+            asked = last
+            start = 0 if self.suffixes == "first" else max(0, len(whole) - int(last[1]))
+            stop = min(int(last[1]), len(whole)) if self.suffixes == "first" else len(whole)
+        if (asked and start == stop) or (last and self.suffixes == "416"):
+            handler.send_response(416)
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return
         data = whole[start:stop]
         if body:
             with self._lock:
@@ -149,7 +164,8 @@ class FaultyServer:
         handler.send_header("Accept-Ranges", "bytes")
         handler.send_header("ETag", self.tags.get(name, '"one"'))
         if asked:
-            handler.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(whole)}")
+            size = "*" if last and self.suffixes == "unsized" else len(whole)
+            handler.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
         handler.end_headers()
         if body:
             handler.wfile.write(sent)

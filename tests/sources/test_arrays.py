@@ -89,6 +89,24 @@ def test_a_memory_map_is_sent_as_its_place_in_the_file(tmp_path: Path, view: sli
     assert np.array_equal(plain(again.read(picks), "x"), table[picks])
 
 
+class Scaled(ArraySource):
+    """A source with something of its own."""
+
+    def __init__(self, factor: int) -> None:
+        super().__init__({"x": np.arange(10)})
+        self.factor = factor
+
+    def read(self, indices: NDArray[np.int64]) -> Any:
+        return {"x": plain(super().read(indices), "x") * self.factor}
+
+
+def test_a_subclass_keeps_what_it_holds_when_it_is_sent_to_another_process() -> None:
+    source = Scaled(3)
+    check_source(source)
+    assert through_pickle(through_pickle(source)).factor == 3
+    assert plain(through_pickle(source).read(np.array([2])), "x").tolist() == [6]
+
+
 def test_columns_of_different_lengths_are_refused() -> None:
     with pytest.raises(ConfigError, match="same number of rows") as caught:
         ArraySource({"a": np.zeros(3), "b": np.zeros(4)})

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.sources.fetch.body import MAX_BUFFERS, read_body
+from holdfast.sources.fetch.body import MAX_BUFFERS, WAKE_BYTES, read_body
 
 
 @contextmanager
@@ -63,6 +63,29 @@ def test_more_pieces_than_one_call_takes_are_filled() -> None:
         pieces = [memoryview(bytearray(3)) for _ in range(MAX_BUFFERS + 5)] + [memoryview(bytearray(9_000))]
         assert read_body(connection, response, pieces) == len(body)
         assert b"".join(pieces) == body
+
+
+@pytest.mark.parametrize("size", [WAKE_BYTES - 1, WAKE_BYTES, WAKE_BYTES + 1, 3 * WAKE_BYTES + 5])
+def test_the_last_bytes_of_a_long_body_are_not_waited_for_with_what_never_comes(size: int) -> None:
+    body = bytes(number % 251 for number in range(size))
+    with answered(head(size), body[:-1], body[-1:], ends=False) as (connection, response):
+        pieces = [memoryview(bytearray(size - 7)), memoryview(bytearray(7))]
+        assert read_body(connection, response, pieces) == size
+        assert b"".join(pieces) == body
+        # A short answer wakes the thread that waits for it.
+        assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+
+
+@pytest.mark.parametrize("sent", [1, WAKE_BYTES - 1, 2 * WAKE_BYTES + 3, 3 * WAKE_BYTES - 1])
+def test_a_long_body_that_ends_early_or_stops_is_noticed(sent: int) -> None:
+    size = 3 * WAKE_BYTES
+    with answered(head(size), bytes(sent)) as (connection, response):
+        assert read_body(connection, response, [memoryview(bytearray(size))]) == sent
+    with (
+        answered(head(size), bytes(sent), ends=False, timeout=0.05) as (connection, response),
+        pytest.raises(TimeoutError),
+    ):
+        read_body(connection, response, [memoryview(bytearray(size))])
 
 
 def test_a_body_of_chunks_is_read() -> None:

@@ -6,8 +6,10 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,16 @@ from tests.sources.support import rows
 
 from holdfast.errors import RemoteReadError, SourceChangedError
 from holdfast.sources import RemoteOptions
+from holdfast.sources.fetch.block_queue import BlockQueue
+from holdfast.sources.fetch.blocks import Block
 from holdfast.sources.fetch.claims import Claims
-from holdfast.sources.fetch.fetcher import FEW_REQUESTS
-from holdfast.sources.fetch.pace import MIN_CONNECTIONS, Pace
+from holdfast.sources.fetch.http import HttpStatusError
+from holdfast.sources.fetch.memory import BlockMemory
+from holdfast.sources.fetch.pace import FIRST_REPEATS, MAX_REPEATS, MIN_CONNECTIONS, REPEATED_SHARE, Pace
 from holdfast.sources.fetch.process import fetcher_of
+from holdfast.sources.fetch.workers import FEW_REQUESTS
 from holdfast.sources.remote import RemoteFile, look_at
+from holdfast.sources.retry import pause_before
 
 BLOB = np.random.default_rng(0).integers(0, 256, 40_000, dtype=np.uint8).tobytes()
 BLOCK = 1000
@@ -241,10 +248,69 @@ def test_a_block_that_waits_for_its_retry_does_not_hold_up_the_others(
 ) -> None:
     slow = replace(options, max_connections=1, first_pause=3600.0, longest_pause=3600.0)
     file = blob(server, slow)
-    server.faults.extend(["500"])
+    server.faults.extend(["503"])
     file.want(rows(0), rows(BLOCK), 1)
     fetcher_of(slow).wait_until_idle()
     assert file.read(5000, 6000) == BLOB[5000:6000]
+
+
+def test_a_request_that_fails_is_sent_again_at_once_and_whole(server: FaultyServer, options: RemoteOptions) -> None:
+    patient = replace(options, max_connections=1, first_pause=3600.0, longest_pause=3600.0)
+    file = blob(server, patient)
+    server.faults.extend(["500"])
+    assert file.read(0, 8 * BLOCK) == BLOB[: 8 * BLOCK]
+    assert server.ranges == [("blob", 0, 8 * BLOCK)]
+    assert file.counters.counts().retries == 8
+
+
+def test_a_block_that_failed_does_not_wait_for_others_to_be_requested_with(
+    server: FaultyServer, options: RemoteOptions
+) -> None:
+    file = blob(server, options)._reach()[1]
+    queue = BlockQueue(BlockMemory(10 * BLOCK))
+    queue.push(Block(file, 3, 5.0, 1))
+    assert not queue.is_due
+    failed = Block(file, 1, 4.0, 1)
+    failed.attempts = 1
+    queue.push(failed)
+    assert queue.is_due
+
+
+def test_what_failed_twice_is_requested_block_by_block(server: FaultyServer, options: RemoteOptions) -> None:
+    file = blob(server, options)._reach()[1]
+    for attempts, together in ((0, 3), (1, 3), (2, 1)):
+        queue = BlockQueue(BlockMemory(10 * BLOCK))
+        for number in range(3):
+            block = Block(file, number, 4.0, None)
+            block.attempts = attempts
+            queue.push(block)
+        assert len(queue.take(1, 10 * BLOCK)) == together
+
+
+def test_only_a_small_share_of_failures_is_sent_again_at_once() -> None:
+    pace = Pace(8)
+    assert sum(pace.may_repeat() for _ in range(100)) == FIRST_REPEATS
+    for _ in range(1000):
+        pace.answered(1, 0.1, 0.0, busy=False)
+    assert sum(pace.may_repeat() for _ in range(100)) == MAX_REPEATS
+    for _ in range(3 * int(1 / REPEATED_SHARE)):
+        pace.answered(1, 0.1, 0.0, busy=False)
+    assert sum(pace.may_repeat() for _ in range(100)) == 3
+
+
+@pytest.mark.parametrize(("told", "pause"), [("7", 7.0), ("3600", 60.0), ("soon", 0.5), ("-5", 0.5), ("", 0.5)])
+def test_a_server_that_says_when_to_come_back_is_left_alone_until_then(told: str, pause: float) -> None:
+    options = RemoteOptions(first_pause=0.5, longest_pause=60.0)
+    error = HttpStatusError(429, "Too Many Requests", retry_after=told)
+    assert pause / 2 <= pause_before(1, error, options) <= pause
+
+
+def test_a_server_that_says_at_what_time_to_come_back_is_left_alone_until_then() -> None:
+    options = RemoteOptions(first_pause=0.5, longest_pause=60.0)
+    hour = HttpStatusError(503, "", retry_after=formatdate(time.time() + 3600, usegmt=True))
+    past = HttpStatusError(503, "", retry_after="Fri, 31 Dec 1999 23:59:59 GMT")
+    assert pause_before(1, hour, options) == 60.0
+    assert pause_before(1, past, options) <= 0.5
 
 
 def test_a_request_that_is_late_gets_a_twin_and_the_first_answer_is_used(
@@ -305,7 +371,9 @@ def test_a_redirect_to_elsewhere_or_in_a_circle_is_refused(
 
 def read_all(url: str, options: RemoteOptions, order: list[int], results: multiprocessing.Queue[Any]) -> None:
     file = RemoteFile(url, options)
-    results.put(all(file.read(n * BLOCK, n * BLOCK + BLOCK) == BLOB[n * BLOCK : n * BLOCK + BLOCK] for n in order))
+    right = all(file.read(n * BLOCK, n * BLOCK + BLOCK) == BLOB[n * BLOCK : n * BLOCK + BLOCK] for n in order)
+    fetcher_of(options).wait_until_idle()  # what a process does not write before it ends, the other one fetches again
+    results.put(right)
 
 
 def test_two_processes_fetch_each_block_once_between_them(server: FaultyServer, options: RemoteOptions) -> None:

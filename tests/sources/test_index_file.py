@@ -19,7 +19,8 @@ from tests.sources.support import plain, ragged, rows
 
 from holdfast.sources import JsonlSource, TarSource
 from holdfast.sources.files import DataFile, LocalFile
-from holdfast.sources.index_file import Index, cached_indexes
+from holdfast.sources.index_file import cached_indexes
+from holdfast.sources.saved_index import Index
 
 
 class Builder:

@@ -146,8 +146,8 @@ def late_surprise(path: Path, line: str) -> Path:
     [
         ('{"id": 1, "text": "t"', "not valid JSON"),
         ("[1, 2]", "not a JSON object"),
-        ('{"id": 1.5, "text": "t"}', "float64 where the column is int64"),
-        ('{"id": 1, "text": 7}', "int64 where the column is text"),
+        ('{"id": 1.5, "text": "t"}', "float64, but the column is int64"),
+        ('{"id": 1, "text": 7}', "int64, but the column is text"),
         ('{"id": null, "text": "t"}', "null"),
     ],
 )

@@ -235,6 +235,19 @@ def test_the_fingerprint_follows_content_not_place_and_knows_its_beginning(path:
     assert ParquetSource(copy).fingerprint() != before
 
 
+def test_a_file_rewritten_in_place_is_noticed_though_its_rows_are_held_decoded(tmp_path: Path) -> None:
+    place = tmp_path / "rows.parquet"
+    parquet.write_table(pa.table({"n": [1, 2, 3]}), place)
+    source = ParquetSource(place)
+    source.read(np.arange(3))
+    content = place.read_bytes()
+    place.write_bytes(content)
+    assert plain(source.read(np.arange(3)), "n").tolist() == [1, 2, 3]  # written again, and the same
+    parquet.write_table(pa.table({"n": [4, 5, 6]}), place)
+    with pytest.raises(SourceChangedError, match="changed while it was being read"):
+        source.read(np.arange(3))
+
+
 def test_rows_that_changed_places_inside_a_row_group_change_the_fingerprint(path: Path, tmp_path: Path) -> None:
     order = np.arange(ROWS)
     order[:60] = order[:60][::-1]

@@ -14,7 +14,7 @@ import pytest
 from tests.sources.peer_files.make import COUNT, HERE, documents, sample
 from tests.sources.support import plain, ragged
 
-from holdfast.errors import ConfigError, SourceError, SourceFormatError
+from holdfast.errors import ConfigError, SourceChangedError, SourceError, SourceFormatError
 from holdfast.sources import LitDataSource, MDSSource, MegatronSource, TFRecordSource
 from holdfast.sources.inflate import inflate
 from holdfast.testing import check_source
@@ -96,6 +96,24 @@ def test_litdata_chunks_give_what_litdata_wrote(name: str) -> None:
     assert plain(found, "flag").tolist() == written("flag")
     assert plain(found, "score").tolist() == written("score")
     assert nested_of(found) == written("nested")
+
+
+@pytest.mark.parametrize(
+    ("name", "open_source"),
+    [("mds_zstd", MDSSource), ("litdata_chunk", LitDataSource), ("litdata_batch", LitDataSource)],
+)
+def test_a_compressed_shard_rewritten_in_place_is_noticed_though_it_is_held_unpacked(
+    tmp_path: Path, name: str, open_source: Any
+) -> None:
+    folder = shutil.copytree(HERE / name, tmp_path / "data")
+    source = open_source(folder)
+    source.read(np.arange(len(source)))
+    for packed in folder.iterdir():
+        if packed.suffix != ".json":
+            content = packed.read_bytes()
+            packed.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(SourceChangedError):
+        source.read(np.array([0]))
 
 
 @pytest.mark.parametrize("name", ["rows", "rows_zstd"])
@@ -199,7 +217,7 @@ def test_several_megatron_files_are_one_source_and_must_agree(tmp_path: Path) ->
     with pytest.raises(SourceFormatError, match="dtype"):
         len(MegatronSource([HERE / "megatron_int32", HERE / "megatron_float32"]))
     (tmp_path / "0.idx").unlink()
-    with pytest.raises(SourceError, match="no index beside the data file"):
+    with pytest.raises(SourceError, match="no index next to the data file"):
         MegatronSource(tmp_path)
 
 

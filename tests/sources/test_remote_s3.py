@@ -18,6 +18,7 @@ from tests.sources.support import plain, rows
 
 from holdfast.errors import RemoteReadError
 from holdfast.sources import JsonlSource, RemoteOptions, TokenFileSource
+from holdfast.sources.remote import RemoteFile
 from holdfast.testing import check_source
 
 
@@ -104,3 +105,16 @@ def test_an_object_that_is_not_there_is_refused_by_name(options: RemoteOptions) 
     with pytest.raises(RemoteReadError, match=r"s3://data/none\.bin") as caught:
         len(TokenFileSource("s3://data/none.bin", 50, remote=options))
     assert caught.value.attempts == 1
+
+
+def test_the_end_of_an_object_comes_with_its_size_and_version(
+    bucket: tuple[str, Faults], options: RemoteOptions
+) -> None:
+    counted = RemoteFile("s3://data/tokens/1.bin", options)
+    fsspec.filesystem("s3", **storage(bucket[0])).pipe_file("data/empty.bin", b"")
+    whole = np.arange(5000, 10_000, dtype=np.uint16).tobytes()
+    assert counted.read_tail(700) == whole[-700:]
+    assert counted.stamp() == RemoteFile("s3://data/tokens/1.bin", options).stamp()
+    assert RemoteFile("s3://data/tokens/1.bin", options).read_tail(20_000) == whole
+    assert RemoteFile("s3://data/empty.bin", options).read_tail(10) == b""
+    assert counted.read(0, 10_000) == whole  # of the version that the answer told

@@ -42,11 +42,11 @@ def test_any_files_and_length_give_the_slices_of_each_file(
         write(folder / f"{number}.bin", tokens, b"h" * header)
     span = length + 1 if targets else length
     expected = [row for tokens in files for row in cut(tokens, length, span)]
-    source = TokenFileSource(folder, length, dtype=dtype, targets=targets, header_bytes=header)
     if not expected:
         with pytest.raises(SourceFormatError, match="long enough"):
-            len(source)
+            TokenFileSource(folder, length, dtype=dtype, targets=targets, header_bytes=header)
         return
+    source = TokenFileSource(folder, length, dtype=dtype, targets=targets, header_bytes=header)
     assert len(source) == len(expected)
     order = np.random.default_rng(0).integers(0, len(expected), 20)
     columns = source.read(order)
@@ -55,6 +55,13 @@ def test_any_files_and_length_give_the_slices_of_each_file(
     if targets:
         for found, number in zip(plain(columns, "targets").tolist(), order.tolist(), strict=True):
             assert found == expected[number][1:]
+
+
+@pytest.mark.parametrize(("size", "what"), [(3, "multiple of the token size"), (2, "long enough"), (0, "long enough")])
+def test_files_that_hold_no_sequence_are_refused_when_the_source_is_made(tmp_path: Path, size: int, what: str) -> None:
+    (tmp_path / "short.bin").write_bytes(bytes(size))
+    with pytest.raises(SourceFormatError, match=what):
+        TokenFileSource(tmp_path / "short.bin", 4)
 
 
 @pytest.mark.parametrize("targets", [False, True])
@@ -112,12 +119,12 @@ def test_a_file_cut_short_under_the_run_is_an_error_not_a_crash(tmp_path: Path) 
         source.read(rows(99))
 
 
-def test_a_file_removed_before_it_is_opened_is_named(tmp_path: Path) -> None:
+def test_a_file_removed_before_it_is_read_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.bin", np.arange(100, dtype=np.uint16))
     source = TokenFileSource(path, 10)
     path.unlink()
     with pytest.raises(SourceError, match=r"a\.bin"):
-        len(source)
+        source.read(np.array([0]))
 
 
 def test_bytes_are_those_of_the_sequences_read(tmp_path: Path) -> None:

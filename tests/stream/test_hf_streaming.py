@@ -218,7 +218,7 @@ def test_more_processes_than_shards_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("option", [{"name": "other"}, {"seed": 4}, {"window": 9}, {"shuffle": False}])
 def test_a_state_of_another_stream_is_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(StateMismatchError, match="another name, seed, window"):
+    with pytest.raises(StateMismatchError, match="a different name, seed, window"):
         dataset(**option).load_state_dict(dataset().state_dict())
 
 

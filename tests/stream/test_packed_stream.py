@@ -58,7 +58,7 @@ def test_a_document_says_when_it_was_and_will_be_read(source: Source) -> None:
     for document in range(0, len(LENGTHS), 7):
         found = stream.when("docs", document=document, epochs=3)
         assert {(one.epoch, one.step) for one in found} == seen[document]
-    with pytest.raises(OrderError, match="either a sample or a document"):
+    with pytest.raises(OrderError, match="either an index or a document"):
         stream.when("docs")
 
 

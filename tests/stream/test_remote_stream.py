@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -219,8 +220,8 @@ def test_the_footers_of_many_files_come_side_by_side_and_are_kept(tmp_path: Path
         urls = [server.url(name) for name in many]
         options = RemoteOptions(cache_dir=tmp_path)
         assert len(ParquetSource(urls, remote=options)) == 60 * 50
-        assert (server.heads, len(server.ranges)) == (60, 60)
-        assert server.rounds <= 6
+        assert (server.heads, len(server.ranges)) == (0, 60)
+        assert server.rounds <= 3
         server.ranges.clear()
         assert len(ParquetSource(urls, remote=options)) == 60 * 50
         assert not server.ranges
@@ -271,3 +272,32 @@ def test_sources_end_to_end_are_read_ahead_though_the_first_is_here(server: Faul
     remote = tokens(server, RemoteOptions(cache_dir=tmp_path, block_size=BLOCK))
     both = hfast.sources.ConcatSource([here, remote])
     assert both.prefetch(np.empty(0, dtype=np.int64), reader=1)  # there is room
+
+
+def test_a_loader_is_closed_at_once_while_a_server_does_not_answer(files: dict[str, bytes], tmp_path: Path) -> None:
+    with FaultyServer(files) as silent:
+        options = RemoteOptions(cache_dir=tmp_path, block_size=BLOCK, timeout=3600.0, hedge=False)
+        loader = loader_of(tokens(silent, options), "none", prefetch_threads=2)
+        silent.faults.extend(["stall"] * 1000)
+        filling = threading.Thread(target=loader.prefetch, args=(64,), daemon=True)
+        filling.start()
+        while len(silent.faults) == 1000:
+            threading.Event().wait(0.001)
+        # In a thread, so that the test fails where closing waits for an answer, and does not hang.
+        closing = threading.Thread(target=loader.close, daemon=True)
+        closing.start()
+        closing.join(timeout=60)
+        assert not closing.is_alive()
+
+
+def test_what_was_named_and_is_not_read_any_more_is_taken_back() -> None:
+    forgotten: list[int] = []
+
+    class Forgetting(Recording):
+        def forget(self, reader: int) -> None:
+            forgotten.append(reader)
+
+    source = Forgetting(2000)
+    for _ in loader_of(source, "none"):
+        break
+    assert len(forgotten) == 1

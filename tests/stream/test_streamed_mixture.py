@@ -213,7 +213,7 @@ def test_a_state_that_one_streamed_child_refuses_moves_none_of_them() -> None:
     list(islice(other, 40))
     list(islice(mixed, 10))
     before = mixed.state_dict()
-    with pytest.raises(StateMismatchError, match="another name, seed") as caught:
+    with pytest.raises(StateMismatchError, match="a different name, seed") as caught:
         mixed.load_state_dict(other.state_dict())
     assert caught.value.dataset == "b"
     assert mixed.state_dict() == before

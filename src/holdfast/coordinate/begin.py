@@ -2,7 +2,7 @@
 
 The model: the job is one record in the store. The first worker puts a placeholder there by compare-and-set, finds out
 which chunks have already ended (from the job's folder, or from a saved state) and replaces the placeholder with the
-job. Others wait. If that worker shows no sign of life for a TTL, it is taken for dead and another worker begins the
+job. Others wait. If that worker shows no sign of life for a TTL, it is presumed dead and another worker begins the
 job. If it wakes up after all and begins a generation of the folder, nobody works in that generation: the next worker to
 arrive begins another.
 """

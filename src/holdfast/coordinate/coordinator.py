@@ -326,7 +326,7 @@ class StreamCoordinator:
         if self._failure is not None:
             raise self._failure
         if self._stop.is_set():
-            raise CoordinationError("the coordinator is closed", hint="make a new StreamCoordinator")
+            raise CoordinationError("the coordinator is closed", hint="create a new StreamCoordinator")
 
     def check(self) -> None:
         """Raise ``CoordinatorLost`` if the store is gone (or another error that ended the heartbeats)."""

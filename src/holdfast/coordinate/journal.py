@@ -1,4 +1,4 @@
-"""One worker's journal in the folder of a generation, and a check beside it that says how much of it must be there.
+"""One worker's journal in the folder of a generation, and a check file that says how much of it must be there.
 
 The model: a worker appends records, flushes them to disk, and only then replaces the check: the number of bytes in the
 journal, and their digest. A crash at any moment leaves a journal that begins with the bytes its check describes. The

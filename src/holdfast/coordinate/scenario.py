@@ -100,7 +100,7 @@ class Scenario:
             raise ConfigError("heartbeat must be at most half the ttl", heartbeat=self.heartbeat, ttl=self.ttl)
 
     def check_training(self) -> None:
-        """Refuse a synchronous run with more failures than can be simulated."""
+        """Reject a synchronous run with more failures than can be simulated."""
         failures = self.hours * self.nodes / self.node_mtbf_hours
         if failures > MAX_FAILURES:
             raise ConfigError(
@@ -111,7 +111,7 @@ class Scenario:
             )
 
     def check_leases(self) -> None:
-        """Refuse a leased job with more commits and heartbeats than can be simulated."""
+        """Reject a leased job with more commits and heartbeats than can be simulated."""
         slowest = self.chunk_seconds * (self.slowdown if self.stragglers else 1)
         seconds = max(self.chunks_per_rank * self.chunk_seconds, slowest)
         events = self.ranks * (self.chunks_per_rank + seconds / self.heartbeat)

@@ -1,7 +1,7 @@
 """Metrics that merge exactly over ranks, restarts and changed world sizes.
 
-A dataset's :class:`MetricTransform` observes; ``collate_with_metrics`` carries the observations to the trainer in
-``batch["metrics"]``; a :class:`MetricsAggregator` combines them by their :class:`AggregationType`; a sink writes the
+A dataset's ``MetricTransform`` observes; ``collate_with_metrics`` carries the observations to the trainer in
+``batch["metrics"]``; a ``MetricsAggregator`` combines them by their ``AggregationType``; a sink writes the
 figures. Every state merges: what 8 ranks saw before a restart and 3 after it is reported as if one process had seen it
 all.
 """

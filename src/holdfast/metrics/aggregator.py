@@ -91,7 +91,7 @@ class MetricsAggregator:
         """Add a batch's metrics.
 
         Args:
-            metrics: ``batch["metrics"]``: a :class:`MetricBatch`, single metrics, or lists of either.
+            metrics: ``batch["metrics"]``: a ``MetricBatch``, single metrics, or lists of either.
             step: the step of the run they belong to, used by the recent window; None for the step after the last one.
         """
         self._begin_step(self._step if step is None else step)
@@ -284,7 +284,7 @@ class RunMetricsState:
         self._aggregator = aggregator
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's state as one JSON text; a collective call when distributed, as saving with DCP is anyway."""
+        """Return the run's state as one JSON text; a collective call when distributed, like saving with DCP."""
         return {"metrics": json.dumps(self._aggregator.run_state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

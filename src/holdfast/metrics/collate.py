@@ -47,5 +47,5 @@ def collate_with_metrics(
 def _pad(rows: Sequence[Any], fill: int) -> torch.Tensor:
     import torch
 
-    tensors = [torch.as_tensor(row, dtype=torch.int64) for row in rows]
+    tensors = [torch.as_tensor(row, dtype=torch.int64, device="cpu") for row in rows]
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=fill)

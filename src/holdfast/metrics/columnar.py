@@ -1,8 +1,8 @@
 """Metrics as columns: one array per batch and metric, instead of one object per sample and metric.
 
-A dataset's workers send a :class:`MetricBatch` to the trainer. Building it groups the observations once, where they are
-made; the aggregator then adds whole arrays. A list of :class:`~holdfast.metrics.types.Metric` objects converts into the
-same columns, so both forms give the same figures.
+A dataset's workers send a ``MetricBatch`` to the trainer. Building it groups the observations once, where they are
+made; the aggregator then adds whole arrays. A list of ``Metric`` objects converts into the same columns, so both forms
+give the same figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INT64 = np.iinfo(np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetricColumn:
-    """Many observations of one metric: a :class:`Metric` whose values are an array."""
+    """Many observations of one metric: a ``Metric`` whose values are an array."""
 
     dataset_name: str
     name: str

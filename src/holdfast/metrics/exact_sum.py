@@ -38,7 +38,7 @@ _SQUARE_MOST_EXPONENT = 480
 _SQUARE_LEAST_EXPONENT = -400
 _SQUARE_LARGE = 2.0**_SQUARE_MOST_EXPONENT
 _SQUARE_SMALL = 2.0**_SQUARE_LEAST_EXPONENT
-# If there is a rest, a few values nearly always show it.
+# If there is a rest, checking a few values nearly always finds it.
 _PEEK = 64
 _SPLITTER = 2.0**27 + 1.0
 
@@ -125,7 +125,7 @@ def encode_scaled(value: int) -> str:
 
 
 def decode_scaled(text: str) -> int:
-    """Undo :func:`encode_scaled`."""
+    """Undo ``encode_scaled``."""
     digits, _, zeros = text.partition("p")
     power = int(zeros)
     if not 0 <= power <= 1 << 16:

@@ -1,7 +1,7 @@
 """Exchanging bytes between ranks on any backend: pieces for single receivers, or every rank's payload for all.
 
-Payloads differ in size from rank to rank, so sizes travel first. :func:`exchange_bytes` sends every rank its own piece;
-:func:`gather_bytes` gives every rank all payloads, in one ``all_gather`` of padded buffers or, if that would take too
+Payloads differ in size from rank to rank, so sizes travel first. ``exchange_bytes`` sends every rank its own piece;
+``gather_bytes`` gives every rank all payloads, in one ``all_gather`` of padded buffers or, if that would take too
 much memory at once, one rank after another by broadcast. Tensors are placed where the backend needs them: in host
 memory for gloo, on the current device for NCCL.
 """

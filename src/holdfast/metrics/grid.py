@@ -1,7 +1,7 @@
 """Float64 values on a grid of buckets: ordered integers, coarsened octave by octave, counted without sorting.
 
 A **key** is an integer that represents a float and sorts like it. The top 12 bits of a key (sign and exponent) name its
-octave; an octave's **shift** says how many of the remaining 52 bits its buckets ignore. A :class:`Grid` is the shifts
+octave; an octave's **shift** says how many of the remaining 52 bits its buckets ignore. A ``Grid`` is the shifts
 of the octaves that hold values.
 
 Most of the time is spent counting, because every value passes through here. A coarsened octave has few buckets, so each
@@ -31,7 +31,7 @@ OCTAVES = 1 << 12  # sign and exponent; octave numbers run from -2048 to 2047, t
 _MAGNITUDE = np.int64(0x7FFF_FFFF_FFFF_FFFF)
 # Maximum number of buckets of an octave counted in a table, and the maximum if the tables would grow large.
 TABLE_BITS, _SMALL_TABLE_BITS = 13, 6
-_LARGEST_TABLE = 1 << 18
+_MAX_TABLE = 1 << 18
 # Values per pass: their temporaries stay in the processor's cache.
 _CHUNK = 1 << 14
 
@@ -73,7 +73,7 @@ class Grid:
         """
         bits = MANTISSA_BITS - self.shifts
         tabled = bits <= TABLE_BITS
-        if int((1 << bits[tabled]).sum()) > _LARGEST_TABLE:
+        if int((1 << bits[tabled]).sum()) > _MAX_TABLE:
             tabled = bits <= _SMALL_TABLE_BITS
         if not tabled.any():
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), list(columns)
@@ -154,7 +154,7 @@ def key_columns(values: FloatArray, counts: Integers | None = None) -> Iterator[
 
 
 def unordered(keys: Integers) -> FloatArray:
-    """Undo :func:`ordered`."""
+    """Undo ``ordered``."""
     return (keys ^ ((keys >> 63) & _MAGNITUDE)).view(np.float64)
 
 

@@ -90,7 +90,7 @@ class Moments:
 
     @staticmethod
     def deserialize(payload: dict[str, Any]) -> Moments:
-        """Undo :meth:`serialize`."""
+        """Undo ``serialize``."""
         return Moments(
             int(payload["count"]),
             decode_scaled(payload["total"]),
@@ -130,7 +130,7 @@ def encode_number(value: int | float | None) -> str | None:
 
 
 def decode_number(text: str | None) -> int | float | None:
-    """Undo :func:`encode_number`."""
+    """Undo ``encode_number``."""
     if text is None:
         return None
     return float.fromhex(text) if "x" in text else int(text)

@@ -16,7 +16,7 @@ _HEADER = struct.Struct("<BI")
 
 
 def damaged(problem: str) -> MetricError:
-    """Return the error for a distribution's state that is not what was saved."""
+    """Return the error for a distribution's state that differs from what was saved."""
     return MetricError(f"the state of a distribution is damaged: {problem}", hint="load an earlier checkpoint")
 
 
@@ -31,7 +31,7 @@ def pack(*columns: Integers) -> str:
 
 
 def unpack(text: str, count: int) -> list[Integers]:
-    """Undo :func:`pack`, for ``count`` columns."""
+    """Undo ``pack``, for ``count`` columns."""
     columns: list[Integers] = []
     try:
         data, place = zlib.decompress(base64.b64decode(text)), 0

@@ -110,12 +110,12 @@ class Refinement:
 
     @staticmethod
     def deserialize(payload: Any) -> Refinement:
-        """Undo :meth:`serialize`."""
+        """Undo ``serialize``."""
         if payload is None:
             return Refinement()
         (flat,) = unpack(payload, 1)
         if flat.size != np.prod(_SHAPE):
-            raise damaged("its refinement has another size")
+            raise damaged("its refinement has the wrong size")
         return Refinement(flat.reshape(_SHAPE))
 
     def _step(self, at: _Found, level: int) -> _Found:
@@ -133,7 +133,7 @@ class Refinement:
         children *= at.estimate / max(float(children.sum()), 1.0)
         ends = np.cumsum(children)
         digit = min(int(np.searchsorted(ends, at.wanted)), _DIGITS - 1)
-        # Certain bounds: from that, and because all children together have the node's values.
+        # Certain bounds follow from that, and because all children together have the node's values.
         left, here, right = int(most[:digit].sum()), int(most[digit]), int(most[digit + 1 :].sum())
         least, largest = at.count
         return _Found(

@@ -116,7 +116,7 @@ class WandbSink(MetricSink):
     """Weights & Biases; needs the extra ``wandb``.
 
     Args:
-        run: a run you started, which stays yours to finish; or None to start one.
+        run: a run you started, which you must finish; or None to start one.
         **options: arguments of ``wandb.init`` for a run started here.
     """
 
@@ -147,7 +147,7 @@ class MlflowClient(Protocol):
 class MlflowSink(MetricSink):
     """MLflow's active run; needs the extra ``mlflow``.
 
-    Names keep the characters MLflow allows; others (a category may hold any) become ``_``.
+    Characters that MLflow does not allow in names (a category may contain any) become ``_``.
 
     Args:
         client: an object with ``log_metrics(metrics, step=…)``; None for the ``mlflow`` module itself.

@@ -18,9 +18,9 @@ buckets. At cap 1 the 4,094 octaves of float64 need 4,094 buckets, so the budget
 A quantile is therefore never further from the exact one than the width of its bucket: a relative error below 2/cap on
 any stream (cap is 128 for a million normal values, and at least 64 while no more than 64 octaves are crowded). Unlike
 KLL, the sketch gives no bound on the *rank* error in advance. It is known afterwards, and is at most the share of
-values in the quantile's bucket (:meth:`QuantileSketch.rank_error`). That is a fraction of a percent unless much of the
+values in the quantile's bucket (``QuantileSketch.rank_error``). That is a fraction of a percent unless much of the
 mass sits in a small part of an octave that also holds more other distinct values than the cap; a
-:class:`~holdfast.metrics.refinement.Refinement` resolves such buckets.
+``Refinement`` resolves such buckets.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class QuantileSketch:
         return self.quantile_with_error(percent)[0]
 
     def rank_error(self, percent: int) -> float:
-        """Return a bound, never exceeded, on the rank error of :meth:`quantile`: 0.0 if it is exact."""
+        """Return a bound, never exceeded, on the rank error of ``quantile``: 0.0 if it is exact."""
         return self.quantile_with_error(percent)[1]
 
     def quantile_with_error(self, percent: int, refinement: Refinement | None = None) -> tuple[float, float]:
@@ -162,7 +162,7 @@ class QuantileSketch:
 
     @staticmethod
     def deserialize(payload: dict[str, Any]) -> QuantileSketch:
-        """Undo :meth:`serialize`."""
+        """Undo ``serialize``."""
         octaves, shifts, per_octave, steps, counts = unpack(payload["buckets"], 5)
         cap = int(payload["cap"])
         sizes_agree = len(octaves) == len(shifts) == len(per_octave) and len(steps) == len(counts)

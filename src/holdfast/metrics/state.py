@@ -101,7 +101,7 @@ def encode_table(
 
 
 def decode_table(stored: StoredMetrics, handlers: Handlers) -> Table:
-    """Return the table that :func:`encode_table` wrote."""
+    """Return the table that ``encode_table`` wrote."""
     table: Table = {}
     for entry in stored.metrics:
         key, metric = _decode_metric(entry, handlers)

@@ -49,7 +49,7 @@ class MetricTransform(ABC):
 
     @abstractmethod
     def batch_metrics(self, columns: Mapping[str, Any]) -> MetricBatch:
-        """Return the metrics of a batch of columns: those of :meth:`sample_metrics` for its samples, as arrays."""
+        """Return the metrics of a batch of columns: those of ``sample_metrics`` for its samples, as arrays."""
 
     @final
     def dataset_metrics(self, *, num_epochs: int, samples_failed: int = 0) -> MetricBatch:

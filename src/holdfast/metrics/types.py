@@ -1,6 +1,6 @@
 """The definition of a metric: one observation of a name in a dataset, and how observations are combined.
 
-A metric says *how* it is combined (:class:`AggregationType`) where it is made, so the trainer needs no list of names:
+A metric says *how* it is combined (``AggregationType``) where it is made, so the trainer needs no list of names:
 it passes every batch's metrics to one aggregator, and new metrics appear by themselves.
 """
 
@@ -55,10 +55,10 @@ class Metric:
 
 
 def check_description(dataset_name: str, name: str, agg_type: AggregationKind) -> None:
-    """Refuse names that are not text, and types that no handler can have, where the metric is made."""
+    """Raise ``MetricError`` for a name that is not text or an invalid aggregation type, where the metric is made."""
     if not (isinstance(dataset_name, str) and isinstance(name, str)):
         raise MetricError("the names of a metric and of its dataset must be text", found=f"{dataset_name!r}, {name!r}")
-    if not isinstance(agg_type, str):  # an AggregationType is one, too
+    if not isinstance(agg_type, str):  # an AggregationType is a str, too
         raise MetricError(
             f"unknown aggregation type {agg_type!r}",
             hint="pass an AggregationType, or the name under which a handler is registered",

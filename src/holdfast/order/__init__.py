@@ -2,9 +2,9 @@
 
 Read the modules in this order: ``numbers`` (positions, ordinals, indices), ``permutation`` (one epoch), ``shuffle``
 (its modes), ``cycle`` (one source, epoch after epoch), ``even`` and ``mixture`` (many sources), ``order`` (all of it
-composed), ``layout``, ``remaining``, ``assignment`` and ``partition`` (who reads what of an epoch), ``skips`` (what is
-left out), ``masks`` (what is marked invalid), ``continuous``, ``aligned`` and ``schedule`` (step by step). ``blocks``
-and ``apportion`` load older mixtures.
+composed), ``layout``, ``remaining``, ``assignment`` and ``partition`` (which rank reads which part of an epoch),
+``skips`` (what is left out), ``masks`` (what is marked invalid), ``continuous``, ``aligned`` and ``schedule`` (step by
+step). ``blocks`` and ``apportion`` load older mixtures.
 """
 
 from __future__ import annotations

@@ -25,20 +25,20 @@ from holdfast.order.walk import Assigned, Walk, nothing_assigned
 
 __all__ = ["Aligned"]
 
-MAX_KEPT = 8  # assignments kept at hand, at least
-MAX_COUNTED = 1 << 16  # epochs whose number of steps is kept
+MAX_KEPT = 8  # assignments cached; more if there are many segments
+MAX_COUNTED = 1 << 16  # epochs whose number of steps is cached
 
 
 class _Begin(NamedTuple):
-    """Where a segment begins: its first epoch, and whether the segment before had begun that epoch."""
+    """Where a segment begins: its first epoch, and whether the previous segment had begun that epoch."""
 
     epoch: int
     chained: bool
-    done: int  # steps of that epoch already made by the segment before
+    done: int  # steps of that epoch already taken by the previous segment
 
 
 class Aligned(Walk):
-    """Every epoch is assigned on its own and ends on all ranks together; a resize assigns what remains of it again."""
+    """Every epoch is assigned separately and ends on all ranks together; a resize reassigns what remains of it."""
 
     def __init__(self, order: Order, segments: Sequence[Segment], kept: Sequence[Kept], epochs: int | None) -> None:
         self._order = order
@@ -48,7 +48,7 @@ class Aligned(Walk):
         self._epochs = epochs
         self._step = [segment.start_step for segment in segments]
         self._assignment = lru_cache(maxsize=max(MAX_KEPT, 2 * len(segments)))(self._assign)
-        # What an assignment over many ranks has to add up is asked for at every step.
+        # Needed at every step, and an assignment over many ranks has to add it up.
         self._steps_of = lru_cache(maxsize=MAX_COUNTED)(lambda segment, epoch: self._assignment(segment, epoch).steps)
         self._edges_of = lru_cache(maxsize=len(segments))(self._edges)
         self._runs: list[dict[int, _Run]] = [{} for _ in segments]
@@ -61,7 +61,7 @@ class Aligned(Walk):
             raise EverythingSkippedError("the skips leave nothing in the stream", positions=order.epoch_start(epochs))
 
     def positions_in(self, first: int, stop: int, rank: int) -> tuple[Positions, Int64]:
-        """Return the rank's places of these steps as positions, epoch by epoch."""
+        """Return the rank's places at these steps as positions, epoch by epoch."""
         segment = bisect_right(self._step, first) - 1
         size = self._sizes[segment].of(rank)
         parts: list[Int64] = []
@@ -81,7 +81,7 @@ class Aligned(Walk):
         return Positions(positions), np.concatenate(([0], np.cumsum(np.concatenate(lengths)))).astype(np.int64)
 
     def is_full(self, step: int) -> bool:
-        """Say whether no rank has run out at this step of its epoch."""
+        """Return whether no rank has run out of samples at this step of its epoch."""
         segment = bisect_right(self._step, step) - 1
         epoch, first = self._epoch_of_step(segment, step)
         if self._epochs is not None and epoch >= self._epochs:
@@ -98,7 +98,7 @@ class Aligned(Walk):
         return assignment.remaining_after(step - first).n - assignment.remaining_after(step + 1 - first).n
 
     def assigned(self, positions: Positions) -> Assigned:
-        """Return step, rank and slot by asking every segment that read a part of the epoch."""
+        """Return step, rank and slot by going through every segment that read a part of the epoch."""
         result = nothing_assigned(len(positions))
         epochs = np.array([self._order.epoch_of(Position(int(position))) for position in positions], dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
@@ -116,7 +116,7 @@ class Aligned(Walk):
         return self._first_step(len(self._segments) - 1, self._epochs)
 
     def delivered_before(self, step: int) -> Position:
-        """Return the epoch's start plus what was read of it (and what is skipped in it counts as delivered)."""
+        """Return the epoch's start plus what was read of it; skipped positions count as delivered."""
         segment = bisect_right(self._step, step) - 1
         epoch, first = self._epoch_of_step(segment, step)
         if self._epochs is not None and epoch >= self._epochs:
@@ -179,12 +179,12 @@ class Aligned(Walk):
         return self._order.partition.assign(remaining, sizes, lanes, partial(self._mix, segment, epoch))
 
     def _mix(self, segment: int, epoch: int, places: Int64) -> NDArray[np.uint64]:
-        """Return a pseudo-random number for each place: of its position, which no resize and no skip changes."""
+        """Return a pseudo-random number for each place, derived from its position: no resize or skip changes it."""
         key = derive_key("deal", self._order.sources[0].seed, self._order.name)
         return scramble(self._to_positions(segment, epoch, places).astype(np.uint64), key)
 
     def _newly_skipped(self, segment: int, bounds: Positions, root: Kept) -> Int64:
-        """Return the places (as the root numbers them) that this segment's skips take out of the epoch."""
+        """Return the places (in the root's numbering) that this segment's skips remove from the epoch."""
         skipped = self._kept[segment].skipped_between(int(bounds[0]), int(bounds[1]))
         return root.count_before(Positions(skipped[~root.is_skipped(skipped)])) - int(root.count_before(bounds)[0])
 
@@ -192,14 +192,14 @@ class Aligned(Walk):
         """Return the epochs whose number of steps may differ from the one before: at a skip interval or a growth."""
         special = {self._begin[segment].epoch, *self._order.growth_epochs}
         for start, stop in self._kept[segment].intervals():
-            # Between its first and its last epoch an interval leaves nothing: those are alike, however many.
+            # The epochs between an interval's first and last are skipped entirely, so they are all alike.
             special.update(self._order.epoch_of(Position(end)) for end in (start, stop - 1))
         return sorted({edge for epoch in special for edge in (epoch, epoch + 1)})
 
     def _run_from(self, segment: int, epoch: int, first: int) -> _Run:
-        """Return the longest run of epochs known to have equally many steps, from an epoch that begins at a step."""
+        """Return the longest run of epochs known to have equally many steps, from an epoch with a given first step."""
         if self._kept[segment].has_samples and len(self._order.sources) > 1:
-            # A pass of a mixture meets now more, now fewer of a source's skipped samples.
+            # The number of a source's skipped samples differs between passes of a mixture.
             stop = epoch + 1 if self._epochs is None or epoch <= self._epochs else None
         else:
             edges = self._edges_of(segment)
@@ -214,7 +214,7 @@ class Aligned(Walk):
             runs.setdefault(0, self._run_from(segment, self._begin[segment].epoch, self._step[segment]))
         while not reaches(last := runs[(number := len(runs)) - 1]):
             assert last.stop is not None
-            # setdefault is atomic: threads that come at the same time find the same run.
+            # setdefault is atomic: concurrent threads get the same run.
             runs.setdefault(number, self._run_from(segment, last.stop, last.first_step(last.stop)))
         return runs[bisect_left(range(len(runs)), True, key=lambda number: reaches(runs[number]))]
 

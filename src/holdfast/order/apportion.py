@@ -3,10 +3,10 @@
 The model: with cumulative weights A(s), the places below ``round(P · A(s))`` of a prefix of P places go to sources
 0 … s. Every source is then within one sample of its weight at every prefix of whole blocks, the counts add up
 exactly, and any prefix is computed on its own. Counts must also never shrink from one block to the next; a difference
-of two rounded lines can do so only for sources that get less than two places a block. Those light sources are at the
-two ends, where a count is bounded by one rounded line alone, and up to two share an end by one more exact
-split. Blocks grow (up to ``MAX_BLOCK``) until no more than four sources are light; should there be more even then, each
-end is a balanced tree of such splits, and ``max_deviation`` says the bound that is proved for it.
+of two rounded lines can do so only for sources that get fewer than two places per block. Those light sources are at
+the two ends, where a count is bounded by one rounded line alone, and up to two share an end by one more exact split.
+Blocks grow (up to ``MAX_BLOCK``) until no more than four sources are light; if there are still more, each end is a
+balanced tree of such splits, and ``max_deviation`` is the bound that is proved for it.
 
 Weights are kept as integers out of 2^62, so everything is exact integer arithmetic on every machine.
 """
@@ -26,7 +26,7 @@ __all__ = ["Apportionment"]
 
 MIN_BLOCK = 1 << 10
 MAX_BLOCK = 1 << 20
-LIGHT = 2  # expected places a block below which a source counts as light
+LIGHT = 2  # expected places per block below which a source counts as light
 
 _LOW = np.uint64((1 << 31) - 1)
 _HALF = np.uint64(1 << 61)
@@ -46,7 +46,7 @@ class _Split:
     """A tree over light sources: a node's places are split between its sides by one rounded line."""
 
     def __init__(self, members: list[int], weights: Sequence[int]) -> None:
-        self.members = members  # in the order their columns come out
+        self.members = members  # in the order of the columns of ``counts``
         self.weight = sum(weights[i] for i in members)
         self.sides: tuple[_Split, _Split] | None = None
         if len(members) > 1:
@@ -80,7 +80,7 @@ class Apportionment:
 
     Args:
         weights: integers out of 2^62, all positive, in the caller's order of sources.
-        block: the number of places in a block; chosen from the weights when None.
+        block: the number of places in a block; None chooses it from the weights.
     """
 
     def __init__(self, weights: Sequence[int], *, block: int | None = None) -> None:

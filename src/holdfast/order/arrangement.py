@@ -1,4 +1,4 @@
-"""What an arrangement is: which of several columns is at each place of an endless sequence, by integer weights."""
+"""The interface of arrangements: which of several columns is at each place of an endless sequence, by weight."""
 
 from __future__ import annotations
 

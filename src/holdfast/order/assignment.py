@@ -1,6 +1,6 @@
 """Assignments: which of the places that remain of an epoch each rank reads, and in what order.
 
-Every rank reads what it was assigned from the front, its batch size per step. When the job is resized in mid-epoch,
+Every rank reads its samples in order, one batch per step. When the job is resized in mid-epoch,
 ``Assignment.remaining_after(steps)`` is what remains, and the partition assigns that again, as often as needed.
 """
 
@@ -43,12 +43,12 @@ class Assignment(ABC):
     @property
     @abstractmethod
     def steps(self) -> int:
-        """How many steps it takes until every rank is done."""
+        """The number of steps until every rank is done."""
 
     @property
     @abstractmethod
     def full_steps(self) -> int:
-        """How many steps give every rank a full batch."""
+        """The number of steps with a full batch on every rank."""
 
     def places(self, rank: int, first: int, stop: int) -> Int64:
         """Return the places the rank reads at steps first … stop-1: possibly fewer than full batches."""
@@ -61,7 +61,7 @@ class StrideAssignment(Assignment):
     """Rank r reads the numbers r, r+W, r+2W, … (with shares: its slice of every step)."""
 
     def count(self, rank: int) -> int:
-        """Return how many numbers fall to the rank."""
+        """Return how many numbers the rank gets."""
         full, over = divmod(self.remaining.n, self.sizes.total)
         if self.sizes.even:
             extra = max(0, -(-(over - rank) // self.sizes.world_size))
@@ -168,7 +168,7 @@ class _Tails(Remaining):
         self._taken: Int64 | int
         self.cuts: Int64 | None = None
         if runs.cuts is None and sizes.even and sizes.total % world == 0:
-            # Runs of equal length lose as much each: no table at any world size.
+            # Runs of equal length all lose the same: no table at any world size.
             self._taken = steps * (sizes.total // world)
             self.n = max(0, runs.remaining.n - self._taken * world) if self._taken <= runs.remaining.n // world else 0
         else:
@@ -225,7 +225,7 @@ class TableAssignment(Assignment):
         return self._tables[rank][turns]
 
     def turn_of(self, numbers: Int64) -> tuple[Int64, Int64]:
-        """Look rank and turn up in the inverted tables."""
+        """Look up rank and turn in the inverted tables."""
         owner, turn = np.empty((2, self.remaining.n), dtype=np.int64)
         for rank, table in enumerate(self._tables):
             owner[table] = rank
@@ -233,7 +233,7 @@ class TableAssignment(Assignment):
         return owner[numbers], turn[numbers]
 
     def remaining_after(self, steps: int) -> Remaining:
-        """Return what no rank has read, in the order it had."""
+        """Return what no rank has read, in its previous order."""
         tails = [table[steps * self.sizes.of(rank) :] for rank, table in enumerate(self._tables)]
         return Chosen(self.remaining, np.sort(np.concatenate(tails)))
 

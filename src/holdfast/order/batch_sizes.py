@@ -73,7 +73,7 @@ class BatchSizes:
         return int(self._starts[rank])
 
     def slots(self, rank: int) -> tuple[int, int, int]:
-        """Return the first of the rank's places inside a step, the distance between them, and how many they are."""
+        """Return the first of the rank's places inside a step, the distance between them, and their number."""
         if self._starts is None:
             return rank, self.world_size, self.total // self.world_size + (rank < self.total % self.world_size)
         return int(self._starts[rank]), 1, int(self._starts[rank + 1] - self._starts[rank])

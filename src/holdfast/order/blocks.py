@@ -1,8 +1,8 @@
-"""The arrangement of earlier releases, kept so that what they saved loads: exact counts in blocks, chance inside them.
+"""The arrangement of earlier releases, kept to load what they saved: exact counts per block, random order inside.
 
 ``Apportionment`` says exactly how many places of a block each column has; a keyed hash says which places those are. A
-column is within one sample of its weight at the end of every block, and as uneven as chance in between, which is why
-new streams take the even arrangement.
+column is within one sample of its weight at the end of every block, and only as even as chance in between, which is
+why new streams use the even arrangement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.order.tables import TabledArrangement
 
 __all__ = ["BlockArrangement"]
 
-COUNTS_AT_ONCE = 32  # blocks whose counts are computed in one go: the arithmetic is cheap, its NumPy calls are not
+COUNTS_AT_ONCE = 32  # blocks whose counts are computed together: the arithmetic is cheap, the NumPy calls are not
 
 
 class BlockArrangement(TabledArrangement):

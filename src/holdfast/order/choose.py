@@ -1,4 +1,4 @@
-"""Choosing what to skip or mask: steps to come become the positions they read."""
+"""Choosing what to skip or mask: future steps become the positions they read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["chosen"]
 def chosen(
     schedule: Schedule, next_step: int, steps: Iterable[int] | None, samples: Mapping[str, Iterable[int]] | None
 ) -> Skips:
-    """Return what is chosen: all that is read at some steps not yet delivered, and samples by source name."""
+    """Return what is chosen: everything read at some steps not yet delivered, and samples by source name."""
     intervals: list[tuple[int, int]] = []
     for step in sorted(whole_numbers(() if steps is None else steps, "the steps")):
         if step < next_step:

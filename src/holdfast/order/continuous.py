@@ -1,4 +1,4 @@
-"""``Continuous``: steps that continue over the ends of epochs.
+"""``Continuous``: steps that may cross the ends of epochs.
 
 It works on *numbers*: the positions that remain after skips, counted without gaps by ``Kept``.
 """
@@ -33,7 +33,7 @@ class Continuous(Walk):
         self._step = [segment.start_step for segment in segments]
         self._position = [Position(0)]  # where each segment begins in the stream …
         self._number: list[int] = []  # … and among what remains under its own skips
-        self._left: list[int | None] = []  # how much that is; None for no end
+        self._left: list[int | None] = []  # how much remains; None for no end
         for segment, kept_here in enumerate(self._kept):
             self._number.append(int(kept_here.count_before(one_position(self._position[segment]))[0]))
             end = None if self._end is None else int(kept_here.count_before(one_position(self._end))[0])
@@ -44,7 +44,7 @@ class Continuous(Walk):
             raise EverythingSkippedError("the skips leave nothing in the stream", positions=self._end)
 
     def positions_in(self, first: int, stop: int, rank: int) -> tuple[Positions, Int64]:
-        """Return the rank's numbers of these steps as positions."""
+        """Return the rank's numbers at these steps as positions."""
         segment = bisect_right(self._step, first) - 1
         sizes = self._sizes[segment]
         begin = (first - self._step[segment]) * sizes.total
@@ -61,7 +61,7 @@ class Continuous(Walk):
         return self._kept[segment].position_at(numbers + (self._number[segment] + begin)), offsets
 
     def is_full(self, step: int) -> bool:
-        """Say whether the step's whole global batch is there."""
+        """Return whether the step's global batch is complete."""
         segment = bisect_right(self._step, step) - 1
         remaining = self._left[segment]
         return remaining is None or (step + 1 - self._step[segment]) * self._sizes[segment].total <= remaining

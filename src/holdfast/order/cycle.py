@@ -1,7 +1,7 @@
-"""One source's endless sequence: its k-th sample is a place of some epoch, and so an index.
+"""One source's endless sequence: its k-th sample is a place in some epoch, and so an index.
 
-A source may grow between epochs: ``growth`` lists from which epoch on it has which length, so that the epochs already
-begun keep the length, and the order, they had.
+A source may grow between epochs: ``growth`` lists the length from each epoch on, so that the epochs already begun keep
+their length and their order.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from holdfast.order.shuffle import EpochOrder, FullShuffle, Shuffle
 __all__ = ["Cycle", "locate_each", "rows_by_number"]
 
 EPOCHS_KEPT = 8
-FEW_PLACES = 2048  # of one source: with more, one pass over all sources saves no time (bench/order.py)
+FEW_PLACES = 2048  # per source: with more, one pass over all sources saves no time (bench/order.py)
 
 
 class Cycle:
-    """A source passed through again and again, shuffled again each epoch.
+    """A source repeated endlessly and reshuffled each epoch.
 
     Args:
         name: the source's name, part of its keys.
         length: how many samples it has.
-        seed: which shuffles.
+        seed: the seed of its shuffles.
         shuffle: how an epoch is laid out.
         growth: later lengths, as ``((from_epoch, length), …)``.
         layout: confines the shuffle to the lanes of a partition by index; None for none.
@@ -68,7 +68,7 @@ class Cycle:
         self._from_ordinal = list(accumulate(spans, initial=0))
         self._epoch_order = lru_cache(maxsize=EPOCHS_KEPT)(self._bind)
         for epoch, _ in steps:
-            self._epoch_order(epoch)  # a shuffle that does not fit a length says so now
+            self._epoch_order(epoch)  # raises now if the shuffle does not fit a length
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.name, self.length, self.seed, self.shuffle, self.growth, self.layout)
@@ -102,7 +102,7 @@ class Cycle:
         return epoch, self._indices(epoch, place, int(epoch.min()), int(epoch.max()))
 
     def _indices(self, epoch: Int64, place: Int64, low: int, high: int) -> Indices:
-        """Return what is at places of epochs, of which these are the lowest and the highest."""
+        """Return the index at each place of its epoch; ``low`` and ``high`` are the lowest and highest epochs."""
         if low == high:
             return Indices(self._epoch_order(low).forward(place))
         index = np.empty_like(place)
@@ -128,18 +128,18 @@ class Cycle:
 
 
 def rows_by_number(number: NDArray[np.int32], count: int) -> tuple[Int64, list[int]]:
-    """Return the rows that hold 0, then those that hold 1, … up to ``count``, and where each of them begins."""
+    """Return the rows that hold 0, then those that hold 1, … up to ``count``, and where each group begins."""
     narrow = np.uint16 if count <= 1 << 16 else np.int32  # 16 bits are sorted by radix
     rows: Int64 = np.argsort(number.astype(narrow), kind="stable")
     return rows, np.searchsorted(number[rows], np.arange(count + 1)).tolist()
 
 
 def locate_each(cycles: Sequence[Cycle], number: NDArray[np.int32], ordinals: Ordinals) -> tuple[Int64, Indices]:
-    """Return (epoch, index) of the ordinals, each of the cycle with its number."""
+    """Return (epoch, index) of each ordinal in the cycle with the given number."""
     by_cycle, bounds = rows_by_number(number, len(cycles))
     ordered = ordinals[by_cycle]
     epoch, index = np.empty_like(ordered), np.empty_like(ordered)
-    together: list[tuple[Permutation, Int64, Int64]] = []  # permutations that are asked for few places each
+    together: list[tuple[Permutation, Int64, Int64]] = []  # permutations of which only few places are needed
     for cycle, (start, stop) in zip(cycles, pairwise(bounds), strict=True):
         if start == stop:
             continue

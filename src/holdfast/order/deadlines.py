@@ -1,18 +1,19 @@
-"""The even arrangement where no tree of splits will do: every sample has a span of places, and is inside it.
+"""The even arrangement where no tree of splits works: every sample has a span of places, and is inside it.
 
 The model: with weight w, the ideal count of a column after P places is P · w, and its k-th sample (from 0) may be
 at any place from the one at which P · w passes k to the last at which P · w is below k + 1. A column whose samples all
-are in their spans is within one sample of its weight after every place, and the weights of all columns add up to
-one, so there is room for everybody (it is the fairness of S. Baruah et al., Proportionate progress, 1996; for the least
-bound that any arrangement can keep see R. Tijdeman, The chairman assignment problem, 1980).
+lie in their spans is within one sample of its weight after every place, and the weights of all columns add up to one,
+so there is room for all of them (this is the fairness of S. Baruah et al., Proportionate progress, 1996; for the
+smallest bound that any arrangement can keep see R. Tijdeman, The chairman assignment problem, 1980).
 
-Random access needs to know, at the start of a block, which of the spans open there are behind. Of those, as many are
-behind as their ideal counts say in sum; summed in the order in which the spans began, never more than that, rounded
-up, so that they fit before; and in the order in which they end, never less, rounded down, so that what is left fits
-after. Both at once is always possible (two chains of sets make a totally unimodular system), and a greedy choice finds
-it. No span may be longer than a block, so a source has to have a sample per block at least.
+Random access needs to know, at the start of a block, which of the spans open there already have their sample. Their
+number is the sum of the fractions of the ideal counts. Among the k spans that begin first, it is at most the sum over
+these, rounded up, so that their samples fit before the block; among the k that end first, at least the sum over these,
+rounded down, so that the others fit after. Both at once is always possible (two chains of sets make a totally
+unimodular system), and a greedy choice finds it. No span may be longer than a block, so a source must have at least one
+sample per block.
 
-Inside a block samples are placed by earliest deadline, which always succeeds, and then change places by keyed coins
+Inside a block samples are placed by earliest deadline, which always succeeds, and then swapped by keyed coin flips
 wherever both stay in their spans. All of it is exact integer arithmetic.
 """
 
@@ -36,17 +37,17 @@ MIN_BLOCK = 1 << 10
 MAX_BLOCK = 1 << 18
 FARTHEST = 1 << 62  # places beyond are out of reach
 BLOCKS_COUNTED = 1 << 10  # blocks whose counts are kept
-PASSES = 2  # over all distances at which samples may change places
+PASSES = 2  # over all distances at which samples may be swapped
 
 
 class DeadlineArrangement(TabledArrangement):
     """Columns arranged so that every sample is in its span.
 
     Args:
-        weights: positive integers out of 2^62, one per column, of which ``fits`` says yes.
+        weights: positive integers out of 2^62, one per column, for which ``fits`` is true.
         key: decides what is left to chance.
-        owed: how many samples each column is behind its weight at the start, out of 2^62: above -1 and below 1, in sum
-            0, and of which ``can_pay`` says yes; None for all zero.
+        owed: how many samples each column is behind its weight at the start, out of 2^62: above -1 and below 1, adding
+            up to 0, and such that ``can_pay`` is true; None for all zero.
     """
 
     def __init__(self, weights: tuple[int, ...], key: bytes, owed: Sequence[int] | None = None) -> None:
@@ -59,15 +60,15 @@ class DeadlineArrangement(TabledArrangement):
 
     @staticmethod
     def fits(weights: Sequence[int]) -> bool:
-        """Say whether no span is longer than the largest block."""
+        """Return whether every span fits into the largest block."""
         return _longest_span(weights) < MAX_BLOCK
 
     @staticmethod
     def can_pay(weights: Sequence[int], owed: Sequence[int]) -> bool:
-        """Say whether columns that are behind by this much can all be served before their spans end.
+        """Return whether columns that are behind by this much can all be served before their spans end.
 
-        Going by the ends of their first spans: until each of those, and from there on, the columns met so far ask
-        for no more than there are places. (Enough, and for two columns always so.)
+        Checked in the order in which their first spans end: up to each end, and from there on, the columns so far must
+        not need more places than there are. (This is sufficient, and for two columns always true.)
         """
         behind = rate = 0
         for end, column in sorted((-((due - WHOLE) // weights[i]), i) for i, due in enumerate(owed)):
@@ -81,7 +82,7 @@ class DeadlineArrangement(TabledArrangement):
         return self._counts(number)
 
     def columns_in(self, number: int) -> NDArray[np.uint16]:
-        """Place the block's samples by earliest deadline, then let them change places by chance."""
+        """Place the block's samples by earliest deadline, then swap some at random."""
         before, after = self._counts(number), self._counts(number + 1)
         column = np.repeat(np.arange(len(before)), after - before)
         turn = np.arange(self.block) - np.repeat(np.cumsum(after - before) - (after - before), after - before)
@@ -101,7 +102,7 @@ class DeadlineArrangement(TabledArrangement):
         return column[job].astype(np.uint16)
 
     def _change_places(self, number: int, job: Int64, begin: Int64, end: Int64) -> None:
-        """Swap the jobs of two places by keyed coins, where both stay in their spans; near and far in turn."""
+        """Swap the jobs of two places by keyed coin flips where both stay in their spans, at each distance in turn."""
         places = np.arange(self.block)
         coins = scramble(places.astype(np.uint64), derive_key("coins", self._key, number))
         bit = np.uint64(1)
@@ -120,7 +121,7 @@ class DeadlineArrangement(TabledArrangement):
                 distance *= 2
 
     def find_block(self, column: int, counts: Int64) -> Int64:
-        """Return the block from the ideal count, which is right but for a block and the rounding of float64."""
+        """Return the block from the ideal count, which is right to within one block and float64 rounding."""
         limit = FARTHEST // self.block
         found = np.clip(counts * (WHOLE / self._weights[column]) / self.block, 0, limit).astype(np.int64)
         while True:
@@ -144,7 +145,7 @@ class DeadlineArrangement(TabledArrangement):
             counts.append(whole)
             if part:
                 open_spans.append((-(-part // weight), (part - WHOLE) // weight, column, part))
-        chosen: list[tuple[int, int]] = []  # the one that ends last comes first
+        chosen: list[tuple[int, int]] = []  # the span that ends last comes first
         total = 0
         for _, end, column, part in sorted(open_spans):
             total += part
@@ -164,7 +165,7 @@ def _longest_span(weights: Sequence[int]) -> int:
 def _divide(ahead: Int64, turns: Int64, weights: Int64) -> tuple[Int64, NDArray[np.bool_]]:
     """Return ``(ahead + turns · 2^62) / weights`` rounded down, and where it is exact, for quotients below 2^50.
 
-    float64 is right to within one; how far off it is comes out of arithmetic modulo 2^64, as the true value fits.
+    float64 is right to within one; arithmetic modulo 2^64 gives the exact error, because the true value fits.
     """
     guess = np.floor((ahead + turns * float(WHOLE)) / weights).astype(np.int64)
     over = ahead + turns * WHOLE - guess * weights
@@ -174,7 +175,7 @@ def _divide(ahead: Int64, turns: Int64, weights: Int64) -> tuple[Int64, NDArray[
 
 
 def _earliest_deadline_first(begin: Int64, end: Int64) -> Int64:
-    """Return the job at each place: of those whose span has begun, the one whose span ends first."""
+    """Return the job at each place: among those whose span has begun, the one whose span ends first."""
     by_begin = np.argsort(begin, kind="stable")
     begins = [*begin[by_begin].tolist(), len(begin), len(begin)]
     keys = (end[by_begin] * len(begin) + by_begin).tolist()

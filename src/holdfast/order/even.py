@@ -1,4 +1,4 @@
-"""The even arrangement: at every place, not only now and then, each column is within one sample of its weight.
+"""The even arrangement: at every place, not only at some, each column is within one sample of its weight.
 
 The model: a tree of splits (``split_tree``). A node numbers its own places 0, 1, 2, … and gives a fraction f ≤ 1/2 of
 them to its lighter side: the m-th of those is the place at which n · f passes m + t(m). The threshold t(m), between 0
@@ -6,9 +6,9 @@ and 1, is one half moved a little by a keyed hash of m; it stays f/2 away from 0
 in one place. The lighter side then has n · f of the places before place n, off by at most max(t, 1 - t), and the
 heavier side the others.
 
-So a place's column takes one multiplication and one hash per level of the tree, counting takes the same, and the way
-back is one division per level. Nothing is kept, and there are no blocks. Fractions are integers out of 2^64, and all of
-it is exact integer arithmetic.
+So finding a place's column takes one multiplication and one hash per level of the tree, counting takes the same, and
+the inverse takes one division per level. Nothing is stored, and there are no blocks. Fractions are integers out of
+2^64, and all of it is exact integer arithmetic.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _LOW = np.uint64((1 << 32) - 1)
 
 @dataclass(slots=True)
 class _Nodes:
-    """The numbers of one node, or of the node each place is in; as arrays and scalars alike go into ``_split``."""
+    """The numbers of one node (scalars), or of each place's node (arrays); ``_split`` takes both."""
 
     half: Any  # f / 2, out of 2^64
     key: Any
-    lowest: Any  # the lowest threshold, less f / 2
-    spread: Any  # the highest less the lowest, out of 2^32
+    lowest: Any  # the lowest threshold, minus f / 2
+    spread: Any  # the highest minus the lowest, out of 2^32
 
     def at(self, which: Any) -> _Nodes:
         return _Nodes(self.half[which], self.key[which], self.lowest[which], self.spread[which])
@@ -137,7 +137,7 @@ def _crossed(numbers: UInt64, nodes: _Nodes) -> tuple[UInt64, UInt64]:
 
 
 def _threshold(whole: UInt64, nodes: _Nodes) -> UInt64:
-    """Return the threshold of each of the lighter side's samples, less f/2."""
+    """Return the threshold of each of the lighter side's samples, minus f/2."""
     mixed: UInt64 = whole ^ nodes.key
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> _32
@@ -169,7 +169,7 @@ def _place_of_light(numbers: UInt64, node: _Nodes, reached: NDArray[np.bool_]) -
         hit = (whole == numbers) & (fraction - threshold < node.half << _ONE) & (fraction >= threshold)
         if (hit | ~reached).all():
             return found
-        # The distance in samples; one place at least, in its direction.
+        # The distance in samples; the move is at least one place in its direction.
         apart = (numbers - whole).astype(np.int64) + (threshold * 2.0**-64 - fraction * 2.0**-64)
         move = np.where(apart > 0, np.ceil(apart / step), np.minimum(np.ceil(apart / step), -1.0))
         found += np.where(hit | ~reached, 0, move).astype(np.int64).astype(np.uint64)
@@ -180,13 +180,13 @@ def _place_of_heavy(numbers: UInt64, node: _Nodes, reached: NDArray[np.bool_]) -
     found = _start(numbers / (1 - float(node.half) * 2.0**-63), reached)
     while True:
         before, light = _split(found, node)
-        short = numbers - (found - before)  # never more than there are places to go: each holds one sample at most
+        short = numbers - (found - before)  # never more than the places left to go: each holds at most one sample
         if not (((short != 0) | light) & reached).any():
             return found
         found += np.where(reached, np.where(short == 0, light.astype(np.uint64), short), np.uint64(0))
 
 
 def _start(estimate: NDArray[np.float64], reached: NDArray[np.bool_]) -> UInt64:
-    """Return where to begin to search: an estimate that is right but for the rounding of float64."""
+    """Return where to begin the search: an estimate that is right up to float64 rounding."""
     reached &= estimate < FARTHEST
     return np.where(reached, estimate, 0.0).astype(np.uint64)

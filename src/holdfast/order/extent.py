@@ -1,6 +1,6 @@
-"""How much there is: the steps of an epoch, and the batches and samples in a stretch of steps.
+"""Counts: the steps of an epoch, and the batches and samples in a range of steps.
 
-Counted by bisection over the schedule, so that it costs the same for a thousand samples and for a billion.
+Found by bisection over the schedule, so that the cost is the same for a thousand samples and for a billion.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["LastBatch", "count_batches", "count_samples", "epoch_bounds", "real_
 
 
 LastBatch = Literal["pad", "short", "drop"]
-"""What becomes of batches that are not full."""
+"""What happens to batches that are not full."""
 
 
 def epoch_bounds(schedule: Schedule, step: int) -> tuple[int, int]:
     """Return the first step of the stream's epoch at this step, and the first step after it.
 
-    An epoch that began under another topology begins, here, with the present one.
+    An epoch that began under another topology counts here from the start of the present one.
     """
     delivered, order, total = schedule.delivered_before, schedule.order, schedule.total_steps
     epoch = order.epoch_of(delivered(step))
@@ -36,7 +36,7 @@ def epoch_bounds(schedule: Schedule, step: int) -> tuple[int, int]:
 
 
 def count_batches(schedule: Schedule, first: int, stop: int, rank: int, last_batch: LastBatch) -> int:
-    """Return at how many of the steps first … stop-1 the rank gets a batch; full steps before it joined count too."""
+    """Return at how many of the steps first … stop-1 the rank gets a batch, including full steps before it joined."""
     count = stop - first if last_batch == "pad" else 0
     for start, short, end in _epochs(schedule, first, stop) if last_batch != "pad" else ():
         count += short - start
@@ -57,7 +57,7 @@ def count_samples(schedule: Schedule, first: int, stop: int, rank: int, *, only_
 
 def real_samples(schedule: Schedule, step: int, rank: int) -> tuple[int, int]:
     """Return how many samples a rank, and all ranks together, have at a step; masked ones do not count."""
-    ranks = range(schedule.segment_at(step).world_size)  # one that joined later had no part of the step
+    ranks = range(schedule.segment_at(step).world_size)  # a rank that joined later had no part of the step
     if not any(mask.from_step <= step for mask in schedule.masks):
         return len(schedule.positions(step, rank)) if rank in ranks else 0, schedule.step_size(step)
     counts = []
@@ -69,7 +69,7 @@ def real_samples(schedule: Schedule, step: int, rank: int) -> tuple[int, int]:
 
 
 def _epochs(schedule: Schedule, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield each epoch's part of a stretch: its first step, the first of its steps that is not full, its end."""
+    """Yield each epoch's part of a range of steps: its first step, the first that is not full, and its end."""
     while first < stop:
         end = min(epoch_bounds(schedule, first)[1], schedule.segment_end(first) or stop, stop)
         end = max(first + 1, end)
@@ -79,7 +79,7 @@ def _epochs(schedule: Schedule, first: int, stop: int) -> Iterator[tuple[int, in
 
 
 def _first(reached: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the first number in low … high-1 at which something is reached, and stays so; else high."""
+    """Return the first number in low … high-1 from which on ``reached`` is true; else high."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if reached(middle) else (middle + 1, high)

@@ -1,4 +1,4 @@
-"""Layouts: an epoch laid out lane by lane, for partitions that go by a sample's index rather than by its position.
+"""Layouts: an epoch laid out lane by lane, for partitions by a sample's index rather than by its position.
 
 A lane is a set of indices that belong together: a hash partition, a given range, the samples of one class. The places
 of an epoch are the lanes laid end to end, and shuffling stays inside a lane, so that the owner of a lane owns one run
@@ -44,7 +44,7 @@ class Layout(ABC):
         if shuffle.by_shard:
             raise ConfigError(
                 "a window shuffle cannot be combined with a partition by index",
-                hint="use RoundRobin, Contiguous or Adaptive over them with a window shuffle, or shuffle='full'",
+                hint="with a window shuffle, use RoundRobin or Contiguous (or Adaptive over one); or shuffle='full'",
             )
         return _Laned(self, shuffle, key)
 
@@ -67,7 +67,7 @@ class _Laned(EpochOrder):
 
     def _inside(self, places: Int64, apply: Callable[[EpochOrder, Int64], Int64]) -> Int64:
         result = np.empty_like(places)
-        # side="right" minus one lands on the last of several empty lanes that begin here, never on an empty one.
+        # Of several lanes that begin here, side="right" minus one finds the last: the one that is not empty.
         lanes = np.searchsorted(self._layout.offsets, places, side="right") - 1
         for number in np.unique(lanes):
             mask = lanes == number
@@ -77,7 +77,7 @@ class _Laned(EpochOrder):
 
 
 class RangeLayout(Layout):
-    """Given ranges of indices, each a lane, in the order they are given."""
+    """Ranges of indices as lanes, in the order given."""
 
     def __init__(self, ranges: tuple[tuple[int, int], ...]) -> None:
         self._start = np.array([start for start, _ in ranges], dtype=np.int64)
@@ -86,7 +86,7 @@ class RangeLayout(Layout):
         self._by_start = np.argsort(self._start, kind="stable")
 
     def to_index(self, places: Int64) -> Int64:
-        """Return start of the range plus the place inside it."""
+        """Return the start of the range plus the place inside it."""
         lane = np.searchsorted(self.offsets, places, side="right") - 1
         return self._start[lane] + (places - self.offsets[lane])
 
@@ -113,7 +113,7 @@ class PermutedLayout(Layout):
 
 
 class TableLayout(Layout):
-    """Lanes by a table: ``lane_of[index]`` for every index. Costs O(N) memory, as the labels it comes from do."""
+    """Lanes by a table: ``lane_of[index]`` for every index. Costs O(N) memory, like the labels it comes from."""
 
     def __init__(self, lane_of: NDArray[Any], lanes: int) -> None:
         self._table = np.argsort(lane_of, kind="stable")
@@ -122,9 +122,9 @@ class TableLayout(Layout):
         self.offsets = np.concatenate(([0], np.cumsum(np.bincount(lane_of, minlength=lanes)))).astype(np.int64)
 
     def to_index(self, places: Int64) -> Int64:
-        """Look the index up."""
+        """Look up the index."""
         return self._table[places]
 
     def to_place(self, indices: Int64) -> Int64:
-        """Look the place up."""
+        """Look up the place."""
         return self._inverse[indices]

@@ -25,7 +25,7 @@ class Mask:
     """What is masked from a step on: intervals of positions, and samples in every epoch.
 
     Args:
-        from_step: the first step at which it holds.
+        from_step: the first step at which it applies.
         samples: what is masked.
     """
 
@@ -43,7 +43,7 @@ class Mask:
         return cls(from_step, Skips.from_json(samples))
 
     def covers(self, order: Order, positions: Int64, located: Located) -> Bool:
-        """Return for each position, and what is there, whether it is masked."""
+        """Return whether each position, with the sample located there, is masked."""
         found = np.zeros(len(positions), dtype=bool)
         for start, stop in self.samples.intervals:
             found |= (positions >= start) & (positions < stop)
@@ -53,7 +53,7 @@ class Mask:
 
 
 def check_masks(masks: Sequence[Mask], order: Order) -> None:
-    """Raise ``OrderError`` where a mask names no sample of the order."""
+    """Raise ``OrderError`` if a mask names a sample that the order does not have."""
     for mask in masks:
         for name, indices in mask.samples.samples:
             cycle = order.cycles[order.number_of(name)]
@@ -65,7 +65,7 @@ def check_masks(masks: Sequence[Mask], order: Order) -> None:
 
 
 def masked(masks: Sequence[Mask], order: Order, step: int, positions: Positions, located: Located) -> Bool | None:
-    """Say which samples are masked at the step; None where no mask is in force."""
+    """Return which samples are masked at the step; None if no mask applies."""
     in_force = [mask for mask in masks if mask.from_step <= step]
     if not in_force:
         return None

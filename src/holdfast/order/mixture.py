@@ -1,9 +1,9 @@
 """A mixture: which source is at each position, and which of its samples.
 
 The model: an ``Arrangement`` gives places to sources by weight. A source's samples keep their own order: its k-th place
-in the mixture holds its k-th sample. Weights may follow a schedule: from each given position on, other weights hold.
-Every stretch of the schedule continues the counts of the one before, and makes up for what each source is behind or
-ahead of its weights there. What is planned for later never changes an earlier position.
+in the mixture holds its k-th sample. Weights may follow a schedule: from each given position on, new weights apply.
+Every stretch of the schedule continues the counts of the previous one, and makes up for how far each source is behind
+or ahead of its weights there. What is planned for later never changes an earlier position.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ArrangementName = Literal["even", "blocks"]
 ARRANGEMENTS: tuple[ArrangementName, ...] = get_args(ArrangementName)
 """How sources may be arranged: ``even`` for new streams; ``blocks`` is what holdfast 0.1 used."""
 
-ARRANGEMENTS_KEPT = 8  # a resumed or reweighted order computes its blocks from the start again otherwise
-NEGLIGIBLE = 2.0**-20  # samples behind that are as good as none: weights are rounded
+ARRANGEMENTS_KEPT = 8  # otherwise a resumed or reweighted order would compute its blocks again
+NEGLIGIBLE = 2.0**-20  # a source this many samples behind counts as not behind: weights are rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Mixture:
             zero leaves a source out.
         seed: decides what the arrangement leaves to chance.
         name: the mixture's own name, part of its keys.
-        arrangement: ``even``, or ``blocks`` as earlier releases had it.
+        arrangement: ``even``, or ``blocks`` as in earlier releases.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Mixture:
             return Positions(self.position_of(source, ordinals.ravel()).reshape(ordinals.shape))
         result = np.full(ordinals.shape, -1, dtype=np.int64)
         bases = np.array([stretch.base[source] for stretch in self._stretches])
-        # side="right" minus one is the last stretch that begins with this count: the others before it hold no sample.
+        # side="right" minus one is the last stretch that begins with this count: those before it hold no sample.
         number = np.searchsorted(bases, ordinals, side="right") - 1
         for value in np.unique(number):
             stretch = self._stretches[value]
@@ -197,9 +197,9 @@ def _in_blocks(weights: tuple[int, ...], key: bytes, owed: tuple[int, ...]) -> t
 
 @lru_cache(maxsize=ARRANGEMENTS_KEPT)
 def _evenly(weights: tuple[int, ...], key: bytes, owed: tuple[int, ...]) -> tuple[Arrangement, float]:
-    """Return the arrangement for columns that are behind by so much, and how far they may then be at any place.
+    """Return the arrangement for columns that are behind by ``owed``, and how far any may then deviate at any place.
 
-    A tree of splits, which is fast, where it keeps one sample and there is nothing to make up for; else deadlines.
+    A tree of splits, which is fast, if it keeps within one sample and there is nothing to make up for; else deadlines.
     """
     tree = EvenArrangement(weights, key)
     behind = max(map(abs, owed)) / WHOLE
@@ -212,8 +212,8 @@ def _evenly(weights: tuple[int, ...], key: bytes, owed: tuple[int, ...]) -> tupl
 
 
 def _payable(weights: tuple[int, ...], owed: Sequence[int]) -> list[int]:
-    """Return as much of what is owed as can be made up for: all of it, but for some cases of three columns or more."""
-    # What columns that are gone from the schedule owe, or are owed, is spread over the others by weight.
+    """Return how much of what is owed can be made up for: all of it, except in some cases of three or more columns."""
+    # What is owed to or by columns that left the schedule is spread over the others by weight.
     missing = sum(owed)
     for sixteenths in range(16, 0, -1):
         paid = [(due - missing * weight // WHOLE) * sixteenths // 16 for due, weight in zip(owed, weights, strict=True)]

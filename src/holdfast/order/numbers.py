@@ -1,7 +1,7 @@
 """The integers of the order, distinguished by type: a position is not an ordinal, and an ordinal is not an index.
 
-At run time they are arrays of int64, or an int where there is one. The type checker proves that what a mixture returns
-for a position goes into a source's cycle and nothing else does, and that no step is taken for a position.
+At run time they are arrays of int64, or an int for a single one. The type checker proves that a source's cycle takes
+only what a mixture returns for a position, and that no step is used as a position.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def one_position(position: Position) -> Positions:
     return Positions(np.array([position], dtype=np.int64))
 
 
-MAX_STEP = 1 << 60  # steps beyond are out of reach: three times as far must still be a 64-bit number
+MAX_STEP = 1 << 60  # no step is beyond this: three times as much must still fit into 64 bits
 
 
 def whole_number(value: Any, what: str) -> int:
-    """Return the value as an int, or raise ``ConfigError``: a float would be cut, and name another sample."""
+    """Return the value as an int, or raise ``ConfigError``: a truncated float would name another sample."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError

@@ -2,7 +2,7 @@
 
 Composes the other modules: a ``Mixture`` says which source is at a position and which of its samples (by ordinal);
 the source's ``Cycle`` turns the ordinal into an epoch and a shuffled index. The partition is part of the order because
-those that go by index lay an epoch out lane by lane.
+partitions by index lay out an epoch lane by lane.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ StopPolicy = Literal["cycle_forever", "first_exhausted", "all_exhausted"]
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """What the order knows of a source: its name, its length, how it is shuffled, and how it grew between epochs."""
+    """What the order knows about a source: its name, length and shuffle, and how it grew between epochs."""
 
     name: str
     length: int
@@ -44,7 +44,7 @@ class SourceSpec:
     growth: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seed", whole_number(self.seed, "a seed"))  # one of NumPy's cannot be saved as JSON
+        object.__setattr__(self, "seed", whole_number(self.seed, "a seed"))  # a NumPy integer cannot be saved as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _SavedSource:
 
 @dataclass(frozen=True, slots=True)
 class _SavedOrder:
-    """What is stored of an order: no data, only names, lengths, seeds, weights (out of 2^62) and digests."""
+    """The saved form of an order: no data, only names, lengths, seeds, weights (out of 2^62) and digests."""
 
     name: str
     seed: int
@@ -83,14 +83,14 @@ class Located(NamedTuple):
 
     source: NDArray[np.int32]
     epoch: Int64
-    index: Indices  # type: ignore[assignment]  # a tuple, as the design says; nobody calls tuple.index
+    index: Indices  # type: ignore[assignment]  # hides tuple.index, which nobody calls
 
     def part(self, rows: slice | NDArray[np.intp]) -> Located:
         """Return what is at some of the positions."""
         return Located(self.source[rows], self.epoch[rows], Indices(self.index[rows]))
 
     def by_source(self, positions: Positions, count: int) -> Iterator[tuple[int, Int64, Located, Positions]]:
-        """Yield the number of every source that stands here, in which rows it does, what is there, and where."""
+        """Yield, for every source present, its number, its rows, what is located there, and the positions."""
         if count == 1:
             yield 0, np.arange(len(positions)), self, positions
             return
@@ -107,11 +107,11 @@ class Order:
     Args:
         sources: one or more sources.
         weights: by source name, or a schedule ``[(from_position, weights), …]``; needed for more than one source.
-        seed: of the mixture's arrangement (each source has its own seed).
-        name: of the mixture, part of its keys.
+        seed: the seed of the mixture's arrangement (each source has its own seed).
+        name: the mixture's name, part of its keys.
         partition: how an epoch is divided among ranks.
-        stop: ``cycle_forever`` (endless), ``first_exhausted`` (ends when the first source has been passed through once)
-            or ``all_exhausted`` (when the last one has).
+        stop: ``cycle_forever`` (endless), ``first_exhausted`` (ends when the first source has been read once)
+            or ``all_exhausted`` (ends when the last one has).
         arrangement: how a mixture is arranged: ``even``, or ``blocks`` as in holdfast 0.1.
     """
 
@@ -148,7 +148,7 @@ class Order:
                     "a partition by index needs one source: in a mixture an index belongs to its source",
                     partition=type(self.partition).__name__,
                     sources=names,
-                    hint="use RoundRobin, Contiguous or Adaptive over them",
+                    hint="use RoundRobin or Contiguous, or Adaptive over one of them",
                 )
             if self.sources[0].growth:
                 raise ConfigError("a partition by index cannot follow a source that grows", source=names[0])
@@ -167,7 +167,7 @@ class Order:
 
     @property
     def arrangement(self) -> ArrangementName | None:
-        """How the sources are arranged; None for a single one."""
+        """How the sources are arranged; None for a single source."""
         return None if self._mixture is None else self._mixture.arrangement
 
     def locate(self, positions: ArrayLike) -> Located:
@@ -177,7 +177,7 @@ class Order:
         if self._mixture is None:
             if array.size and (lowest := int(array.min())) < 0:
                 raise OrderError("a position cannot be negative", found=lowest)
-            epoch, index = self.cycles[0].locate(Ordinals(flat))  # of one source, a position is its ordinal
+            epoch, index = self.cycles[0].locate(Ordinals(flat))  # with one source, position and ordinal are the same
             return Located(np.zeros(shape, dtype=np.int32), epoch.reshape(shape), Indices(index.reshape(shape)))
         source, ordinal = self._mixture.locate(flat)
         epoch, index = locate_each(self.cycles, source, ordinal)
@@ -207,14 +207,14 @@ class Order:
         return Ordinals(array) if self._mixture is None else self._mixture.count(source, array)
 
     def reweighted(self, position: Position, weights: Weights) -> Order:
-        """Return the order with other weights from this position on; what comes before it does not change."""
+        """Return the order with new weights from this position on; what comes before it does not change."""
         if self._mixture is None:
             raise MixtureError("a single source has no weights to change", source=self.sources[0].name)
         earlier = [(start, table) for start, table in self.weight_schedule if start < position]
         return self.altered(weights=[*earlier, (position, weights)])
 
     def altered(self, *, weights: WeightSchedule, sources: Sequence[SourceSpec] | None = None) -> Order:
-        """Return this order with other weights, and perhaps other sources."""
+        """Return this order with other weights and, if given, other sources."""
         return Order(
             self.sources if sources is None else sources,
             weights=weights,
@@ -237,7 +237,7 @@ class Order:
         return Position(epoch * self._pass_length)
 
     def epoch_length(self, epoch: int) -> int:
-        """Return how many positions the stream's epoch has: of one source its length, of a mixture one pass."""
+        """Return how many positions the stream's epoch has: the length of a single source, or one pass of a mixture."""
         return self.epoch_start(epoch + 1) - self.epoch_start(epoch)
 
     def epoch_of(self, position: Position) -> int:
@@ -248,7 +248,7 @@ class Order:
 
     @property
     def growth_epochs(self) -> tuple[int, ...]:
-        """The epochs from which on the stream's epochs have another length."""
+        """The epochs at which the length of the stream's epochs changes."""
         return tuple(epoch for epoch, _ in self.sources[0].growth) if self._mixture is None else ()
 
     @property
@@ -258,8 +258,8 @@ class Order:
 
     @property
     def _pass_length(self) -> int:
-        # One pass of an endless mixture has no natural end; as many positions as there are samples is what
-        # "an epoch" means for progress bars, and for partitions that assign epoch by epoch.
+        # One pass of an endless mixture has no natural end; for progress bars, and for partitions that assign epoch
+        # by epoch, "an epoch" has as many positions as there are samples.
         return self.length if self.length is not None else sum(spec.length for spec in self.sources)
 
     def _find_length(self) -> int | None:
@@ -313,10 +313,10 @@ class Order:
 
         Args:
             value: the JSON value.
-            partition: the partition it was made with, needed where it is a class of your own or takes labels or keys;
-                what its ``to_json`` returns must equal what was saved.
-            shuffles: by source name; taken where their ``to_json`` equals what was saved, so that a shuffle of your
-                own is known again.
+            partition: the partition it was made with, needed if it is your own class or takes labels or keys; what its
+                ``to_json`` returns must equal what was saved.
+            shuffles: shuffles by source name; each is used if its ``to_json`` equals what was saved, so that a shuffle
+                of your own can be restored.
         """
         saved = FORMAT.from_json(value)
         if partition is not None and not same_json(partition.to_json(), saved.partition):
@@ -354,7 +354,7 @@ class Order:
 
     @cached_property
     def _fingerprint(self) -> str:
-        # What version 1 could describe keeps the fingerprint it had then.
+        # Orders that version 1 could describe keep their version-1 fingerprint.
         identity = {**self.to_json(), "version": 1}
         if self.arrangement != "even":
             del identity["arrangement"]
@@ -363,5 +363,5 @@ class Order:
 
 
 def same_json(one: Any, other: Any) -> bool:
-    """Say whether two values are the same once written as JSON, where a tuple is a list."""
+    """Return whether two values are the same as JSON, where a tuple is a list."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)

@@ -51,7 +51,7 @@ class Permutation:
         self._inverse_table: Int64 | None = None
         self._rows = isqrt(n - 1) + 1
         self._columns = -(-n // self._rows)
-        self._words: list[tuple[np.uint32, np.uint32]] | None = None  # made when first used: a table needs none
+        self._words: list[tuple[np.uint32, np.uint32]] | None = None  # computed on first use: a table needs none
 
     @property
     def _rounds(self) -> list[tuple[np.uint32, np.uint32]]:
@@ -122,14 +122,14 @@ class Permutation:
 
 
 def forward_each(permutations: Sequence[Permutation], number: NDArray[np.intp], places: Int64) -> Int64:
-    """Return what is at places of several permutations, each of the one with its number.
+    """Return what is at each place of its permutation, for several permutations at once.
 
-    The same as `Permutation.forward` of each, in one pass: for few places per permutation, calling NumPy is what costs.
+    The same as ``Permutation.forward`` of each, in one pass: with few places per permutation, NumPy calls dominate.
 
     Args:
-        permutations: all above ``TABLE_LIMIT``.
+        permutations: the permutations, all longer than ``TABLE_LIMIT``.
         number: which permutation, for each place.
-        places: inside their permutations.
+        places: the places inside their permutations.
     """
     sizes = np.array([(one.n, one._rows, one._columns) for one in permutations], dtype=np.int64)
     words = np.array([one._rounds for one in permutations], dtype=np.uint32)
@@ -149,7 +149,7 @@ def forward_each(permutations: Sequence[Permutation], number: NDArray[np.intp], 
 
 
 Word: TypeAlias = np.uint32 | NDArray[np.uint32]
-"""One for all values, or one for each."""
+"""One word for all values, or one per value."""
 
 
 def _encrypt(values: Int64, rows: Word, columns: Word, rounds: Sequence[tuple[Word, Word]]) -> Int64:
@@ -162,7 +162,7 @@ def _encrypt(values: Int64, rows: Word, columns: Word, rounds: Sequence[tuple[Wo
         narrow, wide = side
         moved = _round(right, words, wide)
         moved += left
-        # Both are below the side. Less the side, the sum is the smaller number, unless it wraps around below zero.
+        # The sum modulo the side, as both are below it: if the sum is smaller, subtracting wraps to a larger number.
         left, right = right, np.minimum(moved, moved - narrow)
         side, other = other, side
     result: Int64 = np.multiply(left, width, dtype=np.int64)
@@ -179,7 +179,7 @@ def _round(half: NDArray[np.uint32], words: tuple[Word, Word], side: Any) -> NDA
     mixed += words[1]
     mixed *= _SECOND
     mixed ^= mixed >> _16
-    # NumPy 1 would multiply in 32 bits wherever the side fits into them.
+    # NumPy 1 would multiply in 32 bits if the side fits into them.
     wide: NDArray[np.uint64] = np.multiply(mixed, side, dtype=np.uint64)
     wide >>= _32
     return wide.astype(np.uint32)

@@ -27,7 +27,7 @@ class Remaining(ABC):
 
     @abstractmethod
     def number_of(self, places: Int64) -> Int64:
-        """Return each place's number, or -1 where it no longer remains."""
+        """Return each place's number, or -1 if it no longer remains."""
 
     def count_before(self, bounds: Int64) -> Int64:
         """Return how many places before each bound remain (places keep their order, so this is a bisection)."""
@@ -56,7 +56,7 @@ class WholeEpoch(Remaining):
         return np.where((places >= 0) & (places < self.n), places, -1)
 
     def count_before(self, bounds: Int64) -> Int64:
-        """Return the bounds, as nothing is missing."""
+        """Return the bounds, since nothing is missing."""
         return np.minimum(bounds, self.n)
 
 
@@ -69,7 +69,7 @@ class Chosen(Remaining):
         self.n = len(numbers)
 
     def place_of(self, numbers: Int64) -> Int64:
-        """Look the numbers up."""
+        """Look up the numbers."""
         return self._before.place_of(self._numbers[numbers])
 
     def number_of(self, places: Int64) -> Int64:
@@ -82,7 +82,7 @@ class Chosen(Remaining):
 
 
 class Excluding(Remaining):
-    """What remained but for some places (skipped in mid-epoch)."""
+    """What remained, except some places (skipped in mid-epoch)."""
 
     def __init__(self, before: Remaining, removed: Int64) -> None:
         self._before = before

@@ -1,8 +1,8 @@
 """The schedule: which positions each rank reads at each step, over every resize the run went through.
 
 The model: a run is a list of ``Segment``s, stretches of steps with one world size, one global batch size and one set of
-shares and skips. The list is all there is to remember; from it the positions of any step, past or future, follow by
-arithmetic. Partitions that continue over the ends of epochs are walked by ``Continuous``, the others by ``Aligned``.
+shares and skips. The list is the only state; the positions of any step, past or future, are computed from it.
+Partitions whose steps cross the ends of epochs are walked by ``Continuous``, the others by ``Aligned``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Schedule:
     Args:
         order: what is at each position.
         segments: the stretches of the run, the first at step 0.
-        skips: records of what was left out, in the order they came; each segment says how many apply.
-        epochs: how many epochs of the stream there are; None for no end (or the order's own).
+        skips: records of what was left out, in chronological order; each segment says how many apply.
+        epochs: the number of epochs of the stream; None for no end (or the order's own).
         reweightings: weights that were changed during the run, each from a position on.
-        masks: what keeps its place but is marked as invalid, each from a step on.
+        masks: samples that keep their place but are marked as invalid, each from a step on.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class Schedule:
         return self.positions_in(step, step + 1, rank)[0]
 
     def positions_in(self, first: int, stop: int, rank: int) -> tuple[Positions, Int64]:
-        """Return the positions the rank reads at steps first … stop-1, all of one segment, in one go.
+        """Return the positions the rank reads at steps first … stop-1, all of one segment.
 
         Returns:
             The positions end to end, and ``stop - first + 1`` offsets: step i's are ``positions[offsets[i-first] :
-            offsets[i-first+1]]``. Much cheaper than asking step by step.
+            offsets[i-first+1]]``. Much cheaper than one call per step.
         """
         segment = self.segment_at(first)
         if not 0 <= rank < segment.world_size:
@@ -150,7 +150,7 @@ class Schedule:
         return self._changes[index] if index < len(self._changes) else None
 
     def masked(self, step: int, positions: Positions, located: Located) -> NDArray[np.bool_] | None:
-        """Say which of a step's samples are masked; None where no mask is in force."""
+        """Return which of a step's samples are masked; None if no mask applies."""
         return masked(self.masks, self.order, step, positions, located) if self.masks else None
 
     @property
@@ -163,7 +163,7 @@ class Schedule:
         return self._walk.step_size(step)
 
     def is_full(self, step: int) -> bool:
-        """Say whether every rank's batch at the step is full."""
+        """Return whether every rank's batch at the step is full."""
         return self._walk.is_full(step)
 
     def batch_size(self, step: int, rank: int) -> int:
@@ -176,7 +176,7 @@ class Schedule:
 
     @property
     def total_steps(self) -> int | None:
-        """How many steps there are, the last perhaps not full; None for no end."""
+        """The number of steps, of which the last may not be full; None for no end."""
         return self._walk.total_steps()
 
     def delivered_before(self, step: int) -> Position:
@@ -191,7 +191,7 @@ class Schedule:
         global_batch_size: int | None = None,
         shares: Sequence[float] | None = None,
     ) -> Schedule:
-        """Return the schedule that continues from this step with another topology; later plans are dropped."""
+        """Return the schedule that continues from this step with a new topology; later plans are dropped."""
         last = self.segment_at(step)
         world = last.world_size if world_size is None else world_size
         total = last.global_batch_size if global_batch_size is None else global_batch_size
@@ -211,10 +211,10 @@ class Schedule:
         return self._followed_by(step, segment, skips=(*known, skips))
 
     def reweighted(self, step: int, weights: Weights) -> Schedule:
-        """Return the schedule whose mixture has other weights from this step on.
+        """Return the schedule whose mixture has new weights from this step on.
 
-        They hold from the step's first position. Where a partition ends epochs on all ranks together, positions of an
-        epoch that has begun are divided already, and they hold from the next epoch.
+        They apply from the step's first position. If the partition ends epochs on all ranks together, the positions of
+        an epoch that has begun are already assigned, so they apply from the next epoch.
         """
         position = self._reweighted_from(step)
         table = check_weights(weights, [spec.name for spec in self.order.sources])
@@ -232,7 +232,7 @@ class Schedule:
         return self if self._ends(epochs) == self.epochs else self._with(epochs=epochs)
 
     def _ends(self, epochs: int | None) -> int | None:
-        """Return after how many epochs there is an end: an order that has one ends after its first."""
+        """Return after how many epochs the stream ends: an order that has an end ends after its first epoch."""
         return 1 if epochs is None and self.order.length is not None else epochs
 
     def _with(self, **changes: Any) -> Schedule:
@@ -261,7 +261,7 @@ class Schedule:
         )
 
     def _reweighted_from(self, step: int) -> Position:
-        """Return the position from which weights hold that are changed at the step."""
+        """Return the position from which weights changed at this step apply."""
         position, order = self.delivered_before(step), self.order
         if order.partition.continuous or position == order.epoch_start(order.epoch_of(position)):
             return position

@@ -21,7 +21,7 @@ class Segment:
         world_size: the number of data-parallel ranks.
         global_batch_size: samples per step, over all ranks.
         shares: each rank's share of a step; None for even.
-        skips: how many of the schedule's skip records are in force.
+        skips: how many of the schedule's skip records apply.
     """
 
     start_step: int

@@ -28,7 +28,7 @@ from holdfast.order.permutation import Permutation
 __all__ = ["EpochOrder", "FullShuffle", "NoShuffle", "Shuffle", "WindowShuffle", "parse_shuffle"]
 
 
-# Groups of shards whose permutation is kept at hand: neighbouring positions share a group.
+# Groups of shards whose permutation is cached: neighbouring positions share a group.
 GROUPS_KEPT = 16
 
 
@@ -36,7 +36,7 @@ class EpochOrder(ABC):
     """One epoch of one source: place → index, and back."""
 
     permutation: Permutation | None = None
-    """The permutation that it is, where it is nothing else."""
+    """The permutation, if the order consists of a single one."""
 
     @abstractmethod
     def forward(self, places: Int64) -> Int64:
@@ -52,7 +52,7 @@ class Shuffle(ABC):
 
     @property
     def by_shard(self) -> bool:
-        """Whether it goes by the shards of the whole source, so that it cannot be applied to a part of it."""
+        """Whether it needs the shards of the whole source, so that it cannot be applied to a part of it."""
         return False
 
     @abstractmethod
@@ -61,10 +61,9 @@ class Shuffle(ABC):
 
     @abstractmethod
     def to_json(self) -> Any:
-        """Return a JSON value that tells this shuffle from others.
+        """Return a JSON value that distinguishes this shuffle from others.
 
-        A class of your own is never parsed: on resuming, what the shuffle you pass returns here must equal what was
-        saved.
+        Your own class is never parsed: on resuming, what the shuffle you pass returns here must equal what was saved.
         """
 
 
@@ -91,7 +90,7 @@ class _Permuted(EpochOrder):
 
 @dataclass(frozen=True, slots=True)
 class NoShuffle(Shuffle):
-    """Samples come as stored."""
+    """Samples in stored order."""
 
     def bind(self, length: int, key: bytes) -> EpochOrder:
         """Return the identity."""
@@ -144,7 +143,7 @@ class WindowShuffle(Shuffle):
 
     @property
     def by_shard(self) -> bool:
-        """True."""
+        """True: whole shards are permuted."""
         return True
 
     def bind(self, length: int, key: bytes) -> EpochOrder:
@@ -168,7 +167,7 @@ class WindowShuffle(Shuffle):
 
 
 class _Windowed(EpochOrder):
-    """Shards in a permuted sequence; ``group`` neighbours of that sequence form a window that is permuted inside."""
+    """Shards in a permuted sequence; ``group`` neighbours in it form a window, whose samples are permuted."""
 
     def __init__(self, bounds: Int64, group: int, key: bytes) -> None:
         count = len(bounds) - 1
@@ -200,7 +199,7 @@ class _Windowed(EpochOrder):
     def _inside(self, places: Int64, apply: Callable[[Permutation, Int64], Int64]) -> Int64:
         number = np.searchsorted(self._window_start, places, side="right") - 1
         if number.size and (first := int(number[0])) == int(number.min()) == int(number.max()):
-            # Nearly always: positions follow each other, and each source of a mixture has few of them.
+            # Nearly always the case: positions are consecutive, and each source of a mixture has few of them.
             base = int(self._window_start[first])
             return base + apply(self._window(first), places - base)
         result = np.empty_like(places)
@@ -214,7 +213,7 @@ class _Windowed(EpochOrder):
 def parse_shuffle(value: Shuffle | str | Mapping[str, Any] | None, shards: Sequence[int] | None = None) -> Shuffle:
     """Read a shuffle from a name (``"full"``, ``"window"``, ``"none"``), its JSON form, or itself.
 
-    ``shards`` are the natural shards of the source, used where ``"window"`` is asked for by name alone.
+    ``shards`` are the natural shards of the source, used if ``"window"`` is given by name alone.
     """
     if isinstance(value, Shuffle):
         return value

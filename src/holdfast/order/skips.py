@@ -2,7 +2,7 @@
 
 ``Skips`` is the list of what to leave out: intervals of positions, and samples by (source, index), which are left out
 in every epoch. ``Kept`` binds it to an order and does the counting: how many positions before p are left out,
-and which position is the k-th that remains. Both are computed; neither walks from the start.
+and which position is the k-th that remains. Both are computed directly, not by walking from the start.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from holdfast.order.numbers import Indices, Int64, Ordinals, Positions, whole_nu
 __all__ = ["Kept", "Skips"]
 
 EPOCHS_KEPT = 64
-# Above this many positions between scattered numbers each is bisected, instead of walking the stretch between them.
+# If scattered numbers span more positions than this, each is bisected instead of walking the positions between them.
 MAX_WALK = 1 << 17
 SAMPLES_BY_SOURCE = "pass the indices by source name, as in samples={'wiki': [5, 9]}"
-FARTHEST = 1 << 60  # positions beyond are out of reach: three times as far must still be a 64-bit number
+FARTHEST = 1 << 60  # no position is beyond this: three times as much must still fit into 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Skips:
 
 
 class CountedOrder(Protocol):
-    """What ``Kept`` needs to know of an order."""
+    """What ``Kept`` needs to know about an order."""
 
     @property
     def cycles(self) -> tuple[Cycle, ...]:
@@ -141,7 +141,7 @@ class Kept:
             raise EverythingSkippedError("every sample of every source is skipped", sources=names)
         self._skipped_places = lru_cache(maxsize=EPOCHS_KEPT)(self._find_skipped_places)
         lengths = self._stops - self._starts
-        # Samples that are skipped anyway and are inside a skipped interval must not be counted twice.
+        # Skipped samples inside a skipped interval must not be counted twice.
         self._only_interval = lengths - (self._occurrences(self._stops) - self._occurrences(self._starts))
         self._before_interval = np.concatenate(([0], np.cumsum(self._only_interval)))
 
@@ -151,7 +151,7 @@ class Kept:
 
     @property
     def has_samples(self) -> bool:
-        """Whether samples are skipped, beside intervals of positions."""
+        """Whether samples are skipped, not only intervals of positions."""
         return bool(self._samples)
 
     def skipped_between(self, start: int, stop: int) -> Positions:
@@ -172,7 +172,7 @@ class Kept:
         return Positions(np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found])))
 
     def is_skipped(self, positions: Positions) -> NDArray[np.bool_]:
-        """Say of each position whether it is left out."""
+        """Return whether each position is left out."""
         return self.removed_before(Positions(positions + 1)) > self.removed_before(positions)
 
     def removed_before(self, positions: Positions) -> Int64:
@@ -205,7 +205,7 @@ class Kept:
         return self._bisect(numbers)
 
     def _stretch(self, start: int, stop: int) -> Positions:
-        """Return the positions of the remaining numbers start … stop-1 by walking from the first of them."""
+        """Return the positions of the remaining numbers start … stop-1 by walking from the first."""
         first = int(self._bisect(np.array([start]))[0])
         found: list[Int64] = []
         missing = stop - start

@@ -2,14 +2,14 @@
 
 The model: a node gives its lighter side a fraction f of its own places, rounded, which adds half a sample of deviation;
 further down, that half counts in proportion. A source's deviation is thus half a sample times the sum, over itself and
-the nodes above it but the root, of its weight over theirs: the deeper a source, the heavier the nodes above must be.
+the nodes above it except the root, of its weight over theirs: the deeper a source, the heavier the nodes above must be.
 
-``plan`` looks for a tree in which no source exceeds one sample. Up to ``MAX_EXACT`` groups it finds the best tree there
-is; more sources are first grouped, lightest first. Up to four sources always fit, as two pairs; for more there are
-weights that no tree fits, and the plan says the bound it keeps. For comparison: no arrangement of n sources, however
+``plan`` looks for a tree in which no source exceeds one sample. Up to ``MAX_EXACT`` groups it finds the best possible
+tree; more sources are first grouped, lightest first. Up to four sources always fit, as two pairs; for more there are
+weights that no tree fits, and the plan states the bound it keeps. For comparison: no arrangement of n sources, however
 found, can promise less than 1 - 1/(2n - 2) for all weights (R. Tijdeman, The chairman assignment problem, 1980).
 
-What is left up to one sample is spent on chance: ``jitter`` says by how much a node may move a sample off its place.
+Whatever is left up to one sample is spent on chance: ``jitter`` says how far a node may move a sample off its place.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from functools import lru_cache
 
 __all__ = ["Plan", "Split", "plan"]
 
-MAX_EXACT = 8  # groups over which every tree is looked at: 3^8 splits, a few milliseconds
-MAX_PATIENT = 256  # sources up to which the search may take its time
-LOOK_AHEAD = (3, 6)  # how many of the lightest groups compete for being joined next
+MAX_EXACT = 8  # groups for which every tree is tried: 3^8 splits, a few milliseconds
+MAX_PATIENT = 256  # sources up to which a longer search is affordable
+LOOK_AHEAD = (3, 6)  # how many of the lightest groups are candidates for the next join
 LEAST_CHANCE = 0.01  # deviation spent on chance by a source that no tree keeps within one sample
 
 
@@ -34,7 +34,7 @@ class Split:
     Args:
         light: the side with the smaller weight: a source's number, or a further split.
         heavy: the other side.
-        weights: of the two sides, as integers.
+        weights: the weights of the two sides, as integers.
         jitter: how far chance may move a sample off its place: 0 not at all, 1 as far as its neighbours allow.
     """
 
@@ -54,7 +54,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Some sources joined: their weight, and how much the nodes above may still add (as a sum of 1 / weight)."""
+    """A group of sources: its weight, and how much the nodes above may still add (as a sum of 1 / weight)."""
 
     weight: float
     room: float
@@ -100,7 +100,7 @@ def _by_weight(group: _Group) -> float:
 
 
 def _best_tree(groups: Sequence[_Group]) -> _Group:
-    """Return the tree over all groups that leaves the most room, by looking at every way to cut every subset in two."""
+    """Return the tree over all groups that leaves the most room, by trying every way to split every subset in two."""
     best: list[_Group] = [groups[0]] * (1 << len(groups))
     for subset in range(1, 1 << len(groups)):
         lowest = subset & -subset

@@ -1,7 +1,7 @@
 """What a rank reads at some steps: positions, what is there, and which of it is real.
 
-``locate_steps`` is arithmetic without any state. ``LocatedAhead`` does it for many steps at a time and hands out parts:
-over few positions at a time, calling NumPy is what costs (``bench/order.py``).
+``locate_steps`` is stateless arithmetic. ``LocatedAhead`` does it for many steps at a time and hands out parts: with
+few positions at a time, NumPy calls dominate (``bench/order.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.order.schedule import Schedule
 
 __all__ = ["Cut", "LocatedAhead", "Locates", "Plan", "StepRows", "locate_steps"]
 
-# Two threads read next to each other where one stretch ends and the next begins.
+# Two, because threads may read on both sides of the boundary between two stretches.
 STRETCHES_KEPT = 2
 
 
@@ -62,7 +62,7 @@ class StepRows(NamedTuple):
     offsets: list[int]  # where each step begins, and the end
     located: Located
     valid: Bool | None  # which samples are real; None for all
-    masked: Bool | None  # which of them are masked; None where no mask is in force
+    masked: Bool | None  # which of them are masked; None if no mask applies
 
     def rows(self, steps: range) -> StepRows:
         """Return the samples of some of the steps."""
@@ -75,7 +75,7 @@ class StepRows(NamedTuple):
 
 
 def locate_steps(schedule: Plan, steps: range, rank: int, last_batch: LastBatch) -> StepRows:
-    """Return what a rank reads at consecutive steps, between which the schedule does not change."""
+    """Return what a rank reads at consecutive steps, during which the schedule must not change."""
     positions, offsets = schedule.positions_in(steps.start, steps.stop, rank)
     valid = None
     if last_batch == "pad" and isinstance(schedule, Schedule) and schedule.may_run_short:
@@ -92,7 +92,7 @@ def locate_steps(schedule: Plan, steps: range, rank: int, last_batch: LastBatch)
 
 
 class LocatedAhead:
-    """A rank's steps, located many at a time. What it keeps changes nothing but the time it takes.
+    """A rank's steps, located many at a time; its cache affects only speed.
 
     Args:
         schedule: which positions each rank reads at each step.
@@ -112,7 +112,7 @@ class LocatedAhead:
         self._stretch = lru_cache(maxsize=STRETCHES_KEPT)(self._locate)
 
     def rows(self, steps: range) -> StepRows | None:
-        """Return what is read at some steps; None where they do not lie in one stretch."""
+        """Return what is read at some steps; None if they do not lie in one stretch."""
         start = steps.start - (steps.start - self._first) % self._each
         if start < self._first or steps.stop > start + self._each:
             return None

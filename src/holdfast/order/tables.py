@@ -1,7 +1,7 @@
-"""Arrangements that are computed block by block: a block's table is made when it is needed, and some are kept.
+"""Arrangements that are computed block by block: a block's table is made when needed, and recent ones are cached.
 
-A kind of arrangement says how many of each column come before a block, which column is at each of its places, and
-in which block a sample is; the rest follows from the tables.
+A subclass says how many of each column come before a block, which column is at each of its places, and which block a
+sample is in; the rest follows from the tables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.order.numbers import Int64
 
 __all__ = ["TabledArrangement"]
 
-MAX_PLACES_KEPT = 1 << 20  # of block tables kept at hand, about 18 bytes each
+MAX_PLACES_KEPT = 1 << 20  # places in cached block tables, about 18 bytes each
 
 
 class _Block(NamedTuple):
@@ -58,7 +58,7 @@ class TabledArrangement(Arrangement):
         """Return the block of the column's sample with this many before it; -1 if too far out."""
 
     def locate(self, places: Int64) -> tuple[NDArray[np.intp], Int64]:
-        """Look column and count up in the tables of the blocks."""
+        """Look up column and count in the tables of the blocks."""
         block, place = np.divmod(places, self.block)
         column, ordinal = np.empty(places.shape, dtype=np.intp), np.empty(places.shape, dtype=np.int64)
         for number, inside in _groups(block):
@@ -68,7 +68,7 @@ class TabledArrangement(Arrangement):
         return column, ordinal
 
     def count(self, column: int, places: Int64) -> Int64:
-        """Return the count before the block, and of the block's places before each."""
+        """Return the count before the block plus the count inside it before each place."""
         block, place = np.divmod(places, self.block)
         result = np.empty(places.shape, dtype=np.int64)
         for number, inside in _groups(block):
@@ -91,14 +91,14 @@ class TabledArrangement(Arrangement):
         before, column = self.counts_before(number), self.columns_in(number)
         quota = np.bincount(column, minlength=len(before))
         first = np.concatenate(([0], np.cumsum(quota)))
-        places = np.argsort(column, kind="stable")  # a radix sort, as these are 16-bit
+        places = np.argsort(column, kind="stable")  # a radix sort, because these are 16-bit
         ordinal = np.empty(self.block, dtype=np.int64)
         ordinal[places] = np.repeat(before - first[:-1], quota) + np.arange(self.block)
         return _Block(column.astype(np.intp), ordinal, places.astype(np.int32), first, before)
 
 
 def _groups(numbers: Int64) -> list[tuple[int, Any]]:
-    """Split an array of block numbers into (number, its place); runs are slices, which cost no copy."""
+    """Split an array of block numbers into (number, where it occurs); runs are slices, which cost no copy."""
     if not numbers.size:
         return []
     edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1

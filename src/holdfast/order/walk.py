@@ -29,7 +29,7 @@ class Walk(ABC):
 
     @abstractmethod
     def is_full(self, step: int) -> bool:
-        """Say whether every rank's batch at the step is full."""
+        """Return whether every rank's batch at the step is full."""
 
     @abstractmethod
     def step_size(self, step: int) -> int:
@@ -45,9 +45,9 @@ class Walk(ABC):
 
     @abstractmethod
     def delivered_before(self, step: int) -> Position:
-        """Return how many positions of the stream lie behind at the start of the step (skipped ones count)."""
+        """Return how many positions of the stream come before the step, including skipped ones."""
 
 
 def nothing_assigned(count: int) -> Assigned:
-    """Return what is said of positions that are never read."""
+    """Return the result for positions that are never read."""
     return Assigned(*(np.full(count, -1, dtype=np.int64) for _ in range(3)))

@@ -1,4 +1,4 @@
-"""Weights of a mixture: what is a valid table or schedule of them, and how mixtures of mixtures multiply out."""
+"""Weights of a mixture: checks of tables and schedules, and how mixtures of mixtures multiply out."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ WeightSchedule = Sequence[tuple[int, Mapping[str, float | Fraction]]]
 
 WHOLE_BITS = 62
 WHOLE = 1 << WHOLE_BITS
-MAX_SOURCES = 1 << 16  # tables keep the number of a source in 16 bits
+MAX_SOURCES = 1 << 16  # tables store the number of a source in 16 bits
 
 
 def check_weights(weights: Weights, names: Sequence[str]) -> dict[str, float | Fraction]:
-    """Return the weight of every name (zero where none is given), or say which weight or name is wrong."""
+    """Return the weight of every name (zero if none is given), or raise ``MixtureError`` for a wrong weight or name."""
     known = set(names)
     if len(names) > MAX_SOURCES:
         raise MixtureError("too many sources in one mixture", sources=len(names), most=MAX_SOURCES)
@@ -54,7 +54,7 @@ def check_weights(weights: Weights, names: Sequence[str]) -> dict[str, float | F
 def check_weight_schedule(
     weights: Weights | WeightSchedule, names: Sequence[str]
 ) -> tuple[tuple[int, dict[str, float | Fraction]], ...]:
-    """Return the weights as a schedule from position 0 on, or say what is wrong with it."""
+    """Return the weights as a schedule from position 0 on, or raise ``MixtureError``."""
     schedule = as_schedule(weights)
     if not schedule or schedule[0][0] != 0:
         raise MixtureError("a schedule of weights must begin at position 0", schedule=[start for start, _ in schedule])
@@ -66,7 +66,7 @@ def check_weight_schedule(
 
 
 def as_schedule(weights: Weights | WeightSchedule) -> list[tuple[int, Weights]]:
-    """Return weights as a schedule, or say that they are none."""
+    """Return weights as a schedule, or raise ``MixtureError`` if they are not weights."""
     schedule = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
     for entry in schedule:
         if not isinstance(entry, (tuple, list)) or len(entry) != 2 or not isinstance(entry[1], Mapping):
@@ -79,7 +79,7 @@ def as_schedule(weights: Weights | WeightSchedule) -> list[tuple[int, Weights]]:
 
 
 def check_named(schedule: WeightSchedule, names: Sequence[str]) -> None:
-    """Raise ``MixtureError`` where no table of a schedule names one of the children: it was forgotten, or renamed."""
+    """Raise ``MixtureError`` if a child is in no table of the schedule: it was forgotten or renamed."""
     for name in names:
         if not any(name in table for _, table in schedule):
             raise MixtureError("a child of the mixture has no weight", source=name, hint="give it one; 0 leaves it out")
@@ -106,7 +106,7 @@ def nest(
     """Flatten a mixture of mixtures: the weights of the innermost sources multiply, exactly.
 
     Args:
-        weights: of the parent, by child name.
+        weights: the parent's weights, by child name.
         children: for each child that is itself a mixture, its own schedule; other children are sources.
     """
     parent = [(0, weights)] if isinstance(weights, Mapping) else list(weights)

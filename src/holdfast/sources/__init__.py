@@ -1,7 +1,7 @@
-"""Where samples come from: arrays, and files and folders of the formats people have, read as they are.
+"""Where samples come from: arrays, and files and folders in common formats, read in place.
 
-Every source answers two questions, ``len(source)`` and ``source.read(indices)``. The names load on first use: reading
-arrays needs NumPy alone.
+Every source has ``len(source)`` and ``source.read(indices)``. The names load on first use: reading arrays needs only
+NumPy.
 """
 
 from __future__ import annotations

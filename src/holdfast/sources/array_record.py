@@ -1,4 +1,4 @@
-"""ArrayRecord files, read by the ``array_record`` library: ``pip install 'holdfast[array_record]'``."""
+"""ArrayRecord files, read with the ``array_record`` library: ``pip install 'holdfast[array_record]'``."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class ArrayRecordSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int] | None:
-        """Return records of each file."""
+        """Return the number of records of each file."""
         lengths: list[int] = np.diff(self._opened.bounds).tolist()
         return lengths
 
     def read(self, indices: Indices) -> Columns:
         """Read the records at ``indices``."""
-        if self._opened.process != os.getpid():  # readers have threads, which a forked child has not
+        if self._opened.process != os.getpid():  # readers have threads, which a forked child lacks
             self.close()
         opened = self._opened
         rows = check_indices(indices, int(opened.bounds[-1]), source="ArrayRecordSource")
@@ -79,7 +79,7 @@ class ArrayRecordSource(FileSource[_Opened]):
             from array_record.python.array_record_module import ArrayRecordReader
         except ImportError as error:
             raise MissingDependencyError(
-                f"ArrayRecord files are read by the array_record library: {error}",
+                f"ArrayRecord files need the array_record library: {error}",
                 hint="pip install 'holdfast[array_record]'",
             ) from error
         readers = []
@@ -89,6 +89,6 @@ class ArrayRecordSource(FileSource[_Opened]):
                 count = readers[-1].num_records()
             except (OSError, ValueError, RuntimeError) as error:
                 raise SourceFormatError(f"not a readable ArrayRecord file: {error}", file=file.name) from error
-            if not count:  # which is also what the library says of a file that is cut short
-                raise SourceFormatError("the ArrayRecord file holds no records, or is truncated", file=file.name)
+            if not count:  # the library reports a truncated file in the same way
+                raise SourceFormatError("the ArrayRecord file contains no records, or is truncated", file=file.name)
         return _Opened(readers, bounds_of([reader.num_records() for reader in readers]), ForkSafeLock(), os.getpid())

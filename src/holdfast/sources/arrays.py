@@ -1,7 +1,7 @@
-"""Samples held in memory or in memory-mapped files: one array a column, row ``i`` is sample ``i``.
+"""Samples in memory or in memory-mapped files: one array per column; row ``i`` is sample ``i``.
 
-A read is one gather a column. Arrays are referenced, never copied; a memory map travels to another process as its file
-name, so a terabyte on disk pickles in a few hundred bytes.
+A read is one gather per column. Arrays are referenced, never copied; a memory map is pickled as its file name, so a
+terabyte on disk takes a few hundred bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.errors import ConfigError, SourceFormatError
 from holdfast.sources.base import Column, Columns, Indices, Source, check_indices
 from holdfast.sources.ragged import Ragged
 
-# Arrays, memory maps, Ragged, torch tensors, or anything np.asarray understands.
+# Arrays, memory maps, Ragged, torch tensors, or anything that np.asarray accepts.
 ArrayLike: TypeAlias = Any
 
 
@@ -27,10 +27,10 @@ class ArraySource(Source):
 
     Args:
         columns: a mapping from column name to array, or one array of features.
-        labels: one label a sample, when ``columns`` is one array; the columns are then named ``features`` and
+        labels: one label per sample, if ``columns`` is one array; the columns are then named ``features`` and
             ``labels``.
 
-    NumPy arrays, `numpy.memmap`, CPU torch tensors and `Ragged` columns are used where they lie, without a copy.
+    NumPy arrays, ``numpy.memmap``, CPU torch tensors and ``Ragged`` columns are used in place, without a copy.
     """
 
     def __init__(self, columns: Mapping[str, ArrayLike] | ArrayLike, labels: ArrayLike | None = None) -> None:
@@ -68,7 +68,7 @@ class ArraySource(Source):
     def columns_in_memory(self) -> Mapping[str, NDArray[Any]] | None:
         """Return the arrays.
 
-        None where one is ragged or must be converted, or where a subclass reads in its own way.
+        None if one is ragged or must be converted, or if a subclass overrides reading.
         """
         arrays = {name: column for name, column in self._plain.items() if not isinstance(column, Ragged)}
         plain = all(
@@ -82,19 +82,21 @@ class ArraySource(Source):
         for name, column in self._given.items():
             mapped = isinstance(column, np.memmap) and column.dtype.hasobject is False
             sent[name] = _MappedArray.of(column) if mapped and isinstance(column, np.memmap) else column
-        return {"columns": sent, "length": self._length}
+        # Includes what a subclass has; counts belong to a process.
+        left_out = ("_given", "_plain", "_counters")
+        return {**{key: value for key, value in self.__dict__.items() if key not in left_out}, "_given": sent}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._length = state["length"]
+        self.__dict__.update(state)
         self._given = {
             name: column.open() if isinstance(column, _MappedArray) else column
-            for name, column in state["columns"].items()
+            for name, column in state["_given"].items()
         }
         self._plain = _plain_columns(self._given)
 
 
 def gather(array: NDArray[Any], rows: Indices) -> NDArray[Any]:
-    """Copy rows into a fresh, writable, C-contiguous array of native byte order; ``rows`` must be within bounds."""
+    """Copy rows into a new, writable, C-contiguous array of native byte order; ``rows`` must be within bounds."""
     # ndarray.take is the fastest gather NumPy has, but first copies the *whole* array unless it is contiguous and
     # aligned; indexing copies only the rows.
     taken: NDArray[Any]
@@ -125,7 +127,7 @@ def _tensor_as_array(name: str, tensor: Any) -> NDArray[Any]:
             column=name,
             dtype=str(tensor.dtype),
             device=str(tensor.device),
-            hint="give a CPU tensor of a dtype NumPy has; for bfloat16 give tensor.view(torch.int16) and view it back",
+            hint="pass a CPU tensor of a dtype NumPy has; for bfloat16 pass tensor.view(torch.int16) and view it back",
         ) from error
     return array
 
@@ -137,7 +139,7 @@ def _plain_columns(columns: dict[str, Column]) -> dict[str, Column]:
 
 @dataclass(frozen=True, slots=True)
 class _MappedArray:
-    """A memory-mapped array by the place of its bytes, whatever slice of the map it is."""
+    """A memory-mapped array, identified by the location of its bytes, whatever slice of the map it is."""
 
     path: str
     position: int
@@ -147,7 +149,7 @@ class _MappedArray:
 
     @classmethod
     def of(cls, array: np.memmap[Any, Any]) -> Any:
-        """Return the place of ``array``, or ``array`` itself if it maps no named file or runs backwards through it."""
+        """Return the location of ``array``, or ``array`` itself if it maps no named file or has negative strides."""
         mapping = getattr(array, "_mmap", None)
         if mapping is None or array.filename is None or min(array.strides, default=0) < 0 or array.size == 0:
             return np.array(array)

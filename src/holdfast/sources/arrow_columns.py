@@ -1,9 +1,9 @@
-"""From Arrow arrays to columns: fixed-size values as NumPy arrays, text, bytes and lists as `Ragged`.
+"""From Arrow arrays to columns: fixed-size values as NumPy arrays, text, bytes and lists as ``Ragged``.
 
-Nulls have no place in an array. Floating-point columns show them as NaN; in any other column a null is an error that
-names column and row, unless ``fill_null`` says what to put there: for a column of lists, a list in place of a null row,
-or a number in place of nulls inside lists. Nested values (structs, lists of lists, lists of text)
-come as object arrays of plain Python values.
+Arrays have no nulls. In floating-point columns they become NaN; in any other column a null is an error that names
+column and row, unless ``fill_null`` gives a replacement: for a column of lists, a list for a null row, or a number
+for nulls inside lists. Nested values (structs, lists of lists, lists of text) become object arrays of plain Python
+values.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from holdfast.sources.ragged import Ragged
 
 
 def column_of(values: Any, *, name: str, fill_null: Mapping[str, Any], start: int = 0) -> Column:
-    """Return a fresh, writable column from an Arrow array or chunked array.
+    """Return a new, writable column from an Arrow array or chunked array.
 
     Args:
         values: the Arrow values.
         name: the column's name, for errors and ``fill_null``.
-        fill_null: what replaces null, by column name.
+        fill_null: replacements for null, by column name.
         start: the number of the first row, for errors.
     """
     import pyarrow as pa
 
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    if isinstance(array, pa.ChunkedArray):  # combine_chunks keeps what would overflow 32-bit offsets in pieces
+    if isinstance(array, pa.ChunkedArray):  # combine_chunks keeps what would overflow 32-bit offsets in several chunks
         array = pa.concat_arrays([chunk.cast(_with_large_offsets(array.type)) for chunk in array.chunks])
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        shape = getattr(kind, "shape", None)  # what datasets' Array2D … Array5D carry
+        shape = getattr(kind, "shape", None)  # the shape of datasets' Array2D … Array5D
         array, kind = array.storage, array.storage.type
         shape = tuple(shape) if isinstance(shape, list) else shape  # Arrow's own fixed-shape tensors
         if isinstance(shape, tuple) and all(isinstance(size, int) for size in shape) and array.null_count == 0:
@@ -53,7 +53,7 @@ def column_of(values: Any, *, name: str, fill_null: Mapping[str, Any], start: in
 
 
 def objects_of(values: list[Any]) -> NDArray[Any]:
-    """Return an object array with one Python value a row, whatever its shape."""
+    """Return an object array with one Python value per row, whatever its shape."""
     column = np.empty(len(values), dtype=object)
     for row, value in enumerate(values):  # assigning the list at once would spread equal-length lists over axes
         column[row] = value
@@ -148,7 +148,7 @@ def _without_nulls(array: Any, name: str, fill_null: Mapping[str, Any], start: i
 
 
 def _without_inner_nulls(array: Any, name: str, fill_null: Mapping[str, Any], start: int) -> Any:
-    """Return the lists with what ``fill_null`` says (a number, not a list) in place of nulls inside them."""
+    """Return the lists with nulls inside them replaced by the number in ``fill_null``, if it is not a list."""
     import pyarrow as pa
 
     kind, inner = array.type, array.flatten()

@@ -1,8 +1,8 @@
-"""Arrow IPC files and streams, memory-mapped: what ``datasets`` caches, Feather and Arrow writers leave behind.
+"""Arrow IPC files and streams, memory-mapped: as written by ``datasets``, Feather and other Arrow writers.
 
-Record batches are found once per file, and their columns gathered out of the map (`holdfast.sources.arrow_memory`).
-Compressed batches have to be decoded: their size is added up before anything is, and must stay within
-``max_decoded_bytes``. Buffers that lie outside of the file, or are too short for their rows, are refused.
+Record batches are located once per file, and their columns gathered from the map (``holdfast.sources.arrow_memory``).
+Compressed batches must be decoded: their total size is computed first, and must not exceed ``max_decoded_bytes``.
+Buffers outside the file, or too short for their rows, are rejected.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class _Opened:
 
 
 class ArrowSource(FileSource[_Opened]):
-    """Samples in the rows of Arrow IPC files, of the file or the stream format.
+    """Samples in the rows of Arrow IPC files, in the file or stream format.
 
     Args:
-        paths: files, globs, folders or URLs. A file behind a URL is fetched whole.
-        columns: which columns to read; all when None.
-        fill_null: what replaces null, by column; without it a null is an error, except in floating-point columns
+        paths: files, globs, folders or URLs. A file at a URL is fetched completely.
+        columns: the columns to read; None for all.
+        fill_null: replacements for null, by column; without one a null is an error, except in floating-point columns
             (NaN) and nested ones (None).
-        max_decoded_bytes: most memory for compressed batches, which are decoded when the source is opened.
+        max_decoded_bytes: maximum memory for compressed batches, which are decoded when the source is opened.
         remote: how URLs are read.
     """
 
@@ -75,7 +75,7 @@ class ArrowSource(FileSource[_Opened]):
         rows = check_indices(indices, int(opened.bounds[-1]), source="ArrowSource")
         for file in self._files if len(rows) else ():
             if isinstance(file, LocalFile):
-                file.values()  # a file cut short since then must not be touched
+                file.values()  # a file truncated since then must not be accessed
         columns = {name: memory.read(rows) for name, memory in opened.columns.items()}
         owner = np.searchsorted(opened.bounds, rows, side="right") - 1
         for file, count in zip(self._files, np.bincount(owner, minlength=len(self._files)).tolist(), strict=True):
@@ -108,32 +108,32 @@ class ArrowSource(FileSource[_Opened]):
             raise SourceFormatError("several columns have the same name", file=self._files[0].name, columns=twice[:5])
         table = pa.Table.from_batches([batch for batches in found for batch in batches], schema=schema)
         if not table.num_rows:
-            raise SourceFormatError("the Arrow files hold no rows", files=self.files[:5])
+            raise SourceFormatError("the Arrow files contain no rows", files=self.files[:5])
         columns = {name: ArrowMemory(table[name], name=name, fill_null=self._fill_null) for name in wanted}
         lengths = [batch.num_rows for batches in found for batch in batches]
         return _Opened(columns, bounds_of([sum(b.num_rows for b in batches) for batches in found]), lengths)
 
 
 def read_record_batches(file: DataFile, max_decoded: int) -> tuple[Any, list[Any], int]:
-    """Return a file's schema, its record batches, and how much memory decoding them took.
+    """Return a file's schema, its record batches, and the memory that decoding them took.
 
     Args:
         file: an IPC file or stream.
-        max_decoded: how much it may take.
+        max_decoded: maximum memory for decoding.
     """
     whole = file.values() if isinstance(file, LocalFile) else np.frombuffer(file.read(0, file.size), dtype=np.uint8)
     return parse_batches(whole, file.name, max_decoded)
 
 
 def parse_batches(whole: NDArray[np.uint8], name: str, max_decoded: int) -> tuple[Any, list[Any], int]:
-    """Return the schema of an IPC file or stream in memory, its record batches, and how much decoding them took."""
+    """Return the schema of an IPC file or stream in memory, its record batches, and the memory used to decode them."""
     import pyarrow as pa
 
     buffer = pa.py_buffer(whole)
     try:
         is_file = whole[: len(_FILE_MAGIC)].tobytes() == _FILE_MAGIC
-        # A file is a stream between a magic number and a footer. It is read as one, so that what is decoded is what
-        # was added up; the footer has to agree.
+        # A file is a stream between a magic number and a footer. It is read as a stream, so that what is decoded is
+        # what was counted; the footer must agree.
         stream = buffer.slice(_FILE_STREAM_STARTS) if is_file else buffer
         decoded = decoded_size(stream)
         if decoded > max_decoded:

@@ -1,12 +1,12 @@
-"""Gathering rows out of a chunked Arrow column where it lies in memory, without touching the other rows.
+"""Gathers rows from a chunked Arrow column in memory, without touching the other rows.
 
-Arrow's own ``take`` first joins all chunks of a column, so reading 64 rows costs a pass over the data set. Here each
-chunk's buffers are known by address, and NumPy arrays laid over the span of addresses they cover turn a read into a
-plain gather, whatever the number of chunks. The addresses between buffers are never touched: every place read is
-computed from a chunk's own address and checked against its own length.
+Arrow's ``take`` first joins all chunks of a column, so reading 64 rows costs a pass over the data set. Here NumPy
+arrays over the whole address range of the chunks' buffers turn a read into a plain gather, whatever the number of
+chunks. Addresses between buffers are never accessed: every address is computed from a chunk's address and checked
+against its length.
 
-That needs values of a fixed width without nulls, alone or in lists, or text and bytes. Any other column is taken chunk
-by chunk through Arrow.
+That needs values of a fixed width without nulls, alone or in lists, or text and bytes. Any other column is read chunk
+by chunk by Arrow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ArrowMemory:
     Args:
         column: a chunked array; kept alive as long as this object.
         name: the column's name, for errors.
-        fill_null: what replaces null, by column name.
+        fill_null: replacements for null, by column name.
     """
 
     def __init__(self, column: Any, *, name: str, fill_null: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ class ArrowMemory:
         self._checked: set[int] = set()
 
     def read(self, rows: Indices) -> Column:
-        """Return the values at ``rows``, which must be within bounds, as a fresh column."""
+        """Return the values at ``rows``, which must be within bounds, as a new column."""
         if self._gather is None or len(rows) == 0:
             return self._take(rows)
         chunk = np.searchsorted(self._bounds, rows, side="right") - 1
@@ -70,7 +70,7 @@ class ArrowMemory:
         return column_of(taken, name=self._name, fill_null=self._fill_null)
 
     def _check(self, numbers: list[int]) -> None:
-        """Let Arrow check chunks before it takes rows of them: offsets of a damaged file would lead it anywhere."""
+        """Validate chunks before Arrow takes rows from them: offsets of a damaged file could point anywhere."""
         import pyarrow as pa
 
         for number in numbers:
@@ -87,12 +87,12 @@ def _rows_of(array: Any, rows: Indices) -> Any:
 
     try:
         return array.take(pa.array(rows))
-    except pa.ArrowNotImplementedError:  # text as views, which Polars writes, and runs
+    except pa.ArrowNotImplementedError:  # text as views, which Polars writes, and run-end encoding
         return pa.concat_arrays([array.slice(row, 1) for row in rows.tolist()])
 
 
 class _Fixed:
-    """Rows of one width: a gather of rows over every place a row could start."""
+    """Rows of one width: a gather over every address at which a row could start."""
 
     def __init__(self, addresses: list[int], sizes: list[int], dtype: np.dtype[Any], width: int | None) -> None:
         base, flat = _lay_over(addresses, sizes, dtype)
@@ -134,7 +134,7 @@ class _Ragged:
 
 
 def _lay_over(addresses: list[int], sizes: list[int], dtype: np.dtype[Any]) -> tuple[int, NDArray[Any]]:
-    """Return an array over all addresses from the lowest buffer's start to the highest one's end."""
+    """Return an array over all addresses from the start of the lowest buffer to the end of the highest."""
     base = min(addresses)
     count = (max(start + size for start, size in zip(addresses, sizes, strict=True)) - base) // dtype.itemsize
     memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(base)
@@ -179,7 +179,7 @@ def _ragged(chunks: list[Any], kind: Any) -> _Ragged | None:
     offset_dtype = np.dtype(np.int64 if is_large_bytes or types.is_large_list(kind) else np.int32)
     offset_addresses = [chunk.buffers()[1].address + chunk.offset * offset_dtype.itemsize for chunk in chunks]
     offset_sizes = [(len(chunk) + 1) * offset_dtype.itemsize for chunk in chunks]
-    # A chunk of empty rows may have no data buffer, or one at address 0; nothing is read at the address that stands in.
+    # A chunk of empty rows may have no data buffer, or one at address 0; nothing is read at the substitute address.
     buffers = [chunk.buffers()[-1] for chunk in chunks]
     stand_in = next((data.address for data in buffers if data), offset_addresses[0])
     skipped = [chunk.values.offset * dtype.itemsize if is_list else 0 for chunk in chunks]

@@ -1,7 +1,7 @@
 """How much memory the compressed record batches of an Arrow file decode to, before any of them is decoded.
 
-Arrow's messages are flatbuffers. Of each record batch, the table of its buffers and whether it is compressed are looked
-at; a compressed buffer begins with the size it decodes to.
+Arrow's messages are flatbuffers. Only the table of buffers of each record batch, and whether it is compressed, are
+read; a compressed buffer begins with its decoded size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOT_COMPRESSED = -1
 
 
 def decoded_size(stream: Any) -> int:
-    """Return the bytes that all compressed buffers of an IPC stream decode to; 0 where none is compressed.
+    """Return the decoded size of all compressed buffers of an IPC stream; 0 if none is compressed.
 
     Raises:
         ValueError: a batch's metadata is damaged.
@@ -38,7 +38,7 @@ def decoded_size(stream: Any) -> int:
             try:
                 total += _decoded_size(memoryview(message.metadata), message.body, message.type == _RECORD_BATCH)
             except (struct.error, IndexError) as error:
-                raise ValueError("a record batch does not say where its buffers lie") from error
+                raise ValueError("a record batch does not say where its buffers are") from error
 
 
 def _decoded_size(metadata: memoryview, body: Any, is_batch: bool) -> int:
@@ -54,7 +54,7 @@ def _decoded_size(metadata: memoryview, body: Any, is_batch: bool) -> int:
     for number in range(struct.unpack_from("<I", metadata, vector)[0]):
         offset, length = struct.unpack_from("<qq", metadata, vector + 4 + 16 * number)
         if offset < 0 or length < 0 or offset + length > len(raw):
-            raise SourceFormatError("a buffer of a record batch lies outside it")
+            raise SourceFormatError("a buffer of a record batch is outside it")
         if length >= 8:
             size = struct.unpack_from("<q", raw, offset)[0]
             total += length if size == _NOT_COMPRESSED else max(size, 0)
@@ -62,7 +62,7 @@ def _decoded_size(metadata: memoryview, body: Any, is_batch: bool) -> int:
 
 
 def _child(data: memoryview, table: int, field: int) -> int | None:
-    """Return where a field of a flatbuffer's table leads; None where it is not there."""
+    """Return the offset to which a field of a flatbuffer's table points, or None if it is missing."""
     layout = table - struct.unpack_from("<i", data, table)[0]
     if layout < 0 or 4 + 2 * field >= struct.unpack_from("<H", data, layout)[0]:
         return None

@@ -1,12 +1,11 @@
-"""What a source is: N samples, numbered 0 … N-1, read many at a time.
+"""The interface of a source: N samples, numbered 0 … N-1, read many at a time.
 
-A source is written with two methods, `Source.__len__` and `Source.read`. Everything else has a default that works
-from those two. `read` gets any number of indices in any order, repeats included, and returns one column per field,
-row ``i`` of each belonging to ``indices[i]``: a fresh, writable, C-contiguous array, or a `Ragged` when rows differ in
-length.
+A source needs two methods, ``Source.__len__`` and ``Source.read``; everything else has a default based on them.
+``read`` gets any number of indices in any order, repeats included, and returns one column per field, whose row ``i``
+belongs to ``indices[i]``: a new, writable, C-contiguous array, or a ``Ragged`` if rows differ in length.
 
-A source holds no position and no generator, so it is shared freely: it may be read from several threads at once,
-pickled to worker processes and forked. `holdfast.testing.check_source` proves that one does all this.
+A source has no position and no random state, so it can be shared freely: it may be read from several threads at once,
+pickled to worker processes and forked. ``holdfast.testing.check_source`` checks all this.
 """
 
 from __future__ import annotations
@@ -35,88 +34,89 @@ Indices: TypeAlias = NDArray[np.int64]
 
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 
-# Shards mixed together where nothing is known of their size.
+# Number of shards mixed together if their size is unknown.
 DEFAULT_GROUP = 8
-# Rows whose content enters a fingerprint: enough to tell two data sets apart, few enough to read from anywhere.
+# Number of rows whose content is part of a fingerprint: enough to tell two data sets apart, few enough to read from
+# anywhere.
 FINGERPRINT_ROWS = 16
 
 
 class Source(ABC):
     """Random-access storage of samples.
 
-    Write ``__len__`` and ``read``; override the rest only where the storage knows better.
+    Implement ``__len__`` and ``read``; override the rest only if the storage can do better.
     """
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return how many samples there are."""
+        """Return the number of samples."""
 
     @abstractmethod
     def read(self, indices: Indices) -> Columns:
         """Read many samples at once.
 
         Args:
-            indices: sample numbers in any order, repeats allowed, possibly none. `check_indices` refuses the ones
-                outside the source with the error the contract asks for.
+            indices: sample numbers in any order, repeats allowed, possibly none. ``check_indices`` rejects those
+                outside the source with the error that the contract requires.
 
         Returns:
-            One column a field, with ``len(indices)`` rows in the order of ``indices``; names and dtypes do not depend
-            on which samples were asked for.
+            One column per field, with ``len(indices)`` rows in the order of ``indices``; names and dtypes do not depend
+                on which samples are requested.
         """
 
     def fingerprint(self, length: int | None = None) -> str:
         """Return a short id of the data: the same for the same samples on any machine and path.
 
-        It covers the length, the columns' names and dtypes and the content of `FINGERPRINT_ROWS` samples spread over
-        the source. It guards against resuming on other data, not against someone who forges data.
+        It covers the length, the columns' names and dtypes and the content of ``FINGERPRINT_ROWS`` samples spread over
+        the source. It guards against resuming with different data, not against forgery.
 
         Args:
-            length: fingerprint only the first ``length`` samples, so that a source that has grown since can be
-                checked against what it was.
+            length: fingerprint only the first ``length`` samples, so that a source that has grown can be compared with
+                what it was.
         """
         count = self._fingerprinted(length)
         rows = np.unique(np.linspace(0, count - 1, min(count, FINGERPRINT_ROWS)).astype(np.int64))
         return digest_columns(count, self.read(rows))
 
     def _fingerprinted(self, length: int | None) -> int:
-        """Return how many samples a fingerprint of the first ``length`` covers."""
+        """Return the number of samples covered by a fingerprint of the first ``length``."""
         count = len(self) if length is None else length
         if not 0 <= count <= len(self):
             raise SourceError("cannot fingerprint more samples than there are", asked=count, length=len(self))
         return count
 
     def parts(self) -> Sequence[Source]:
-        """Return the sources this one reads its samples from.
+        """Return the sources from which this one reads its samples.
 
-        What they count is counted, and they are closed with it.
+        Their counts are included, and they are closed with it.
         """
         return ()
 
     def shards(self) -> Sequence[int] | None:
-        """Return lengths of the natural shards in index order (row groups, tar files); None when there are none."""
+        """Return the lengths of the natural shards (row groups, tar files) in index order, or None."""
         return None
 
     def window(self) -> Window | None:
-        """Return how a remote source is best shuffled (`holdfast.sources.window`).
+        """Return how a remote source is best shuffled (``holdfast.sources.window``).
 
-        None if all of it is shuffled together.
+        None if the whole source is shuffled together.
         """
         shards = self.shards() if self.is_remote else None
         return None if shards is None or len(shards) <= DEFAULT_GROUP else Window(shards, DEFAULT_GROUP)
 
     @property
     def counters(self) -> ReadCounters:
-        """What this object, or the sources it is made of, has read in this process."""
+        """Counts of what this object, or the sources it consists of, has read in this process."""
         parts = self.parts()
         if parts:
             return parts[0].counters if len(parts) == 1 else ReadCounters(*(part.counters for part in parts))
-        # Made on first use, so that a source with two methods needs no __init__ of ours; setdefault is atomic.
+        # Created on first use, so that a minimal source needs no __init__; setdefault is atomic.
         counters: ReadCounters | None = self.__dict__.get("_counters")
         return counters if counters is not None else self.__dict__.setdefault("_counters", ReadCounters())
 
     @property
     def bytes_read(self) -> int:
-        """Bytes this object has read in this process."""
+        """The number of bytes this object has read in this process."""
         return self.counters.counts().bytes_read
 
     @property
@@ -125,27 +125,27 @@ class Source(ABC):
         return any(part.is_remote for part in self.parts())
 
     def prefetch(self, indices: Indices, reader: int) -> bool:
-        """Have samples brought near that will be read soon, in this order; return whether to name more now.
+        """Fetch samples that will be read soon, in this order; return whether to name more now.
 
-        A source on this machine has nothing to do. One that is remote fetches their bytes meanwhile, within bounds;
-        False says that these are reached.
+        A local source does nothing. A remote one fetches their bytes in the background, within limits; it returns False
+        once these are reached.
 
         Args:
-            indices: the samples; none asks whether there is room.
-            reader: who will read them; `forget` takes back what it named.
+            indices: the samples; if empty, only asks whether there is room.
+            reader: the reader of the samples; ``forget`` cancels what it named.
         """
         return False
 
     def forget(self, reader: int) -> None:
-        """Take back what a reader named for `prefetch` and did not read."""
+        """Cancel what a reader named for ``prefetch`` and did not read."""
         for part in self.parts():
             part.forget(reader)
 
     def columns_in_memory(self) -> Mapping[str, NDArray[Any]] | None:
-        """Return the columns themselves, where a read does nothing but copy rows of them; None elsewhere.
+        """Return the columns themselves if a read only copies rows of them, else None.
 
-        Each has one row per sample and is C-contiguous, aligned and of native byte order. Whoever knows them may copy a
-        batch at the very moment it is used, when it costs least: its memory is then still in the processor's cache.
+        Each has one row per sample and is C-contiguous, aligned and of native byte order. The caller may then copy a
+        batch just before it is used, when that is cheapest: its memory is still in the processor's cache.
         """
         return None
 
@@ -158,21 +158,21 @@ class Source(ABC):
         return f"{parts[0]!r}, …: {len(parts):,} sources" if len(parts) > 1 else ", ".join(map(repr, parts))
 
     def close(self) -> None:
-        """Let go of open files; a later `read` opens them again."""
+        """Close open files; a later ``read`` reopens them."""
         for part in self.parts():
             part.close()
 
 
 class ReadCounts(NamedTuple):
-    """A moment's reading of the counters."""
+    """A snapshot of the counters."""
 
     samples_local: int = 0
     samples_remote: int = 0
-    bytes_read: int = 0  # of what was asked for
-    bytes_fetched: int = 0  # that came over a network for it
-    cache_hits: int = 0  # blocks of remote files that were found on this machine's disk
+    bytes_read: int = 0  # of the requested samples
+    bytes_fetched: int = 0  # received over a network for them
+    cache_hits: int = 0  # blocks of remote files that were found in the disk cache
     retries: int = 0
-    hedges: int = 0  # requests that were sent a second time, as the first was late
+    hedges: int = 0  # requests sent a second time because the first was late
     seconds_waited: float = 0.0  # for remote blocks, summed over the threads that waited
 
     def plus(self, other: ReadCounts) -> ReadCounts:
@@ -180,18 +180,18 @@ class ReadCounts(NamedTuple):
         return ReadCounts._make(map(add, self, other))
 
     def since(self, before: ReadCounts) -> ReadCounts:
-        """Return what was read after an earlier moment."""
+        """Return what was read since an earlier snapshot."""
         return ReadCounts._make(map(sub, self, before))
 
 
 class ReadCounters:
-    """Counts of what was read, exact under threads; a pickled copy starts from zero in its own process.
+    """Counts of what was read, exact under threads; a pickled copy starts from zero in its process.
 
-    Every thread counts for itself, so that nobody waits and a fork finds no lock held. A thread that gets the number of
-    one that has ended counts on from there.
+    Every thread has its own counts, so that no thread waits and a fork finds no lock held. A thread that reuses the id
+    of an ended one continues its counts.
 
     Args:
-        parts: counters whose counts are added to these: a source made of sources gives theirs.
+        parts: counters whose counts are added to these, such as those of a source's parts.
     """
 
     def __init__(self, *parts: ReadCounters) -> None:
@@ -206,7 +206,7 @@ class ReadCounters:
         own[2] += bytes_read
 
     def add_fetch(self, cost: Cost) -> None:
-        """Count what getting blocks of remote files took."""
+        """Count the cost of fetching blocks of remote files."""
         own = self._own()
         own[3] += cost.bytes_fetched
         own[4] += cost.cache_hits
@@ -224,7 +224,7 @@ class ReadCounters:
         return _sum([*map(ReadCounts._make, threads), *(part.counts() for part in self._parts)])
 
     def own_counts(self) -> ReadCounts:
-        """Return what the calling thread has read: the difference between two of these is what it read in between."""
+        """Return what the calling thread has read: the difference of two results is what it read in between."""
         own = self._by_thread.get(get_ident())
         found = ReadCounts() if own is None else ReadCounts(*own)
         return _sum([found, *(part.own_counts() for part in self._parts)]) if self._parts else found
@@ -238,7 +238,7 @@ def _sum(counts: list[ReadCounts]) -> ReadCounts:
 
 
 def check_indices(indices: Any, length: int, *, source: str) -> Indices:
-    """Give the indices as an int64 array, or raise `SourceError` naming the first one outside the source."""
+    """Return the indices as an int64 array, or raise ``SourceError`` naming the first one outside the source."""
     checked = np.asarray(indices)
     if checked.dtype is not _INT64:
         if checked.size and not np.issubdtype(checked.dtype, np.integer):
@@ -246,7 +246,7 @@ def check_indices(indices: Any, length: int, *, source: str) -> Indices:
         checked = checked.astype(_INT64)
     if checked.ndim != 1:
         raise SourceError("indices must be a one-dimensional array", source=source, shape=checked.shape)
-    # A negative number seen as unsigned is huge, so one reduction checks both ends.
+    # A negative number is huge as unsigned, so one reduction checks both ends.
     if len(checked) and np.maximum.reduce(checked.view(_UINT64)) >= length:
         wrong = int(checked[(checked < 0) | (checked >= length)][0])
         raise SourceError(
@@ -260,7 +260,7 @@ def check_indices(indices: Any, length: int, *, source: str) -> Indices:
 
 
 def digest_columns(count: int, columns: Columns) -> str:
-    """Return the fingerprint of ``count`` samples by the content of some of them."""
+    """Return the fingerprint of ``count`` samples from the content of some of them."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{count}".encode())
     for name in sorted(columns):
@@ -269,11 +269,11 @@ def digest_columns(count: int, columns: Columns) -> str:
         digest.update(f"|{name}|{values.dtype.str}|{values.shape[1:]}|".encode())
         if isinstance(column, Ragged):
             digest.update(column.offsets.tobytes())
-        # repr of plain Python objects is stable across processes; their addresses never enter it.
+        # repr of plain Python objects is stable across processes; their addresses are never part of it.
         digest.update(repr(values.tolist()).encode() if values.dtype.hasobject else values.tobytes())
     return digest.hexdigest()
 
 
 def has_lone_surrogate(text: str) -> bool:
-    """Return whether a text holds half of a character, which JSON and tar files may and no encoding can."""
+    """Return whether a text contains a lone surrogate, which JSON and tar files may contain but no encoding can."""
     return not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -1,7 +1,7 @@
-"""Batches by a budget of tokens, of samples of like length, made before the order sees them: a batch is a sample.
+"""Batches within a token budget, of samples of similar length, formed before the order: a batch is a sample.
 
-Samples of a window of consecutive ones are sorted by length, or by the bucket of an aspect ratio, and cut into
-batches, each window on its own, so batch ``i`` is a pure function of the source. A stream over it delivers one batch
+In each window of consecutive samples, these are sorted by length, or by the bucket of an aspect ratio, and cut into
+batches, independently of other windows, so batch ``i`` is a pure function of the source. A stream delivers one batch
 per rank and step: every rank gets the same number of steps, whatever the lengths, and resumes exactly at any world
 size.
 """
@@ -36,8 +36,8 @@ INDEX, SHAPE = "__index__", "__shape__"
 @dataclass(frozen=True, slots=True)
 class _BatchedWindow:
     rows: NDArray[np.int64]  # samples of the window, batch by batch
-    offsets: NDArray[np.int64]  # where each batch begins among them
-    width: NDArray[np.int64]  # the longest sample of each batch
+    offsets: NDArray[np.int64]  # the start of each batch among them
+    width: NDArray[np.int64]  # the length of the longest sample of each batch
 
     @property
     def nbytes(self) -> int:
@@ -52,26 +52,26 @@ class _Opened:
 
 
 class BatchSource(LazySource[_Opened]):
-    """Batches of another source's samples, of like length, within a budget of tokens.
+    """Batches of another source's samples, of similar length, within a token budget.
 
-    Sample i is batch i: each column holds the rows of all its samples end to end; ``name.lengths`` says how long each
-    row of a ragged column is, ``__index__`` which samples they are, and ``__shape__`` how many there are and how long
-    the longest is. `padded_batch`, as the dataset's transform, makes rectangular arrays of it. Stream it with
-    ``batch_size=None``: a step is then a batch per rank.
+    Sample i is batch i: each column contains the rows of all its samples end to end; ``name.lengths`` gives the length
+    of each row of a ragged column, ``__index__`` the sample numbers, and ``__shape__`` their number and the length of
+    the longest. ``padded_batch``, as the dataset's transform, pads it to rectangular arrays. Stream it with
+    ``batch_size=None``: a step is then one batch per rank.
 
     Args:
         source: the samples.
-        batch_tokens: most tokens of a batch once its samples are padded to the longest. A longer sample is a batch
-            alone.
+        batch_tokens: maximum number of tokens per batch, padding to the longest sample included. A longer sample is a
+            separate batch.
         column: the column of tokens whose lengths count.
-        max_samples: most samples of a batch, whatever their length.
-        window: how many consecutive samples are batched together; larger windows leave less padding.
-        bucket: gives the bucket of each length, or of each value of ``bucket_column``; batches never mix buckets.
-        bucket_column: a column of numbers, e.g. an aspect ratio, that ``bucket`` looks at instead of lengths.
-        version: what tells ``bucket`` from another one; without it, a fingerprint of its code and of what it uses.
-        seed: of the order of samples of the same length, which differs by epoch; None keeps one.
-        cache_bytes: most memory for windows in use.
-        index_dir: a folder in which the number of batches per window is kept, so that they are counted once.
+        max_samples: maximum number of samples per batch, whatever their length.
+        window: number of consecutive samples that are batched together; larger windows leave less padding.
+        bucket: returns the bucket of each length, or of each value of ``bucket_column``; batches never mix buckets.
+        bucket_column: a column of numbers, e.g. an aspect ratio, that ``bucket`` gets instead of lengths.
+        version: identifies ``bucket``; by default a fingerprint of its code and of what it uses.
+        seed: seed of the order of samples of equal length, which differs by epoch; None for the same order in all.
+        cache_bytes: maximum memory for windows in use.
+        index_dir: a folder for the number of batches per window, so that they are counted once.
     """
 
     def __init__(
@@ -128,13 +128,13 @@ class BatchSource(LazySource[_Opened]):
         return columns
 
     def shards(self) -> Sequence[int] | None:
-        """Return batches of each window: ``shuffle="window"`` then needs few windows at a time."""
+        """Return the number of batches of each window, so that ``shuffle="window"`` needs few windows at a time."""
         lengths: list[int] = np.diff(self._opened.bounds).tolist()
         return lengths
 
     @property
     def padding_share(self) -> float:
-        """Which share of all batches is padding, once they are padded to their longest sample."""
+        """The fraction of padding over all batches, each padded to its longest sample."""
         return self._opened.padding
 
     def pieces(self, index: int, epoch: int = 0) -> list[Piece]:
@@ -146,7 +146,7 @@ class BatchSource(LazySource[_Opened]):
         return [Piece(sample, 0, length) for sample, length in zip(samples.tolist(), lengths.tolist(), strict=True)]
 
     def samples_of(self, document: int, epoch: int = 0) -> list[int]:
-        """Return the batch that holds a sample of the source in an epoch."""
+        """Return the batch that contains a sample of the source in an epoch."""
         opened = self._opened
         check_indices([document], len(self._windows.source), source="BatchSource")
         number, inside = divmod(document, self._windows.size)
@@ -155,7 +155,7 @@ class BatchSource(LazySource[_Opened]):
         return [int(opened.bounds[number]) + int(np.searchsorted(window.offsets, place, side="right")) - 1]
 
     def fingerprint(self, length: int | None = None) -> str:
-        """Made of the samples' fingerprint and of how they are batched."""
+        """Return a fingerprint of the samples and of how they are batched."""
         opened = self._opened
         count = self._fingerprinted(length)
         windows = int(np.searchsorted(opened.bounds, count, side="left"))
@@ -168,7 +168,7 @@ class BatchSource(LazySource[_Opened]):
         return (self._windows.source,)
 
     def prefetch(self, indices: Indices, reader: int) -> bool:
-        """Have the documents fetched that will be read soon."""
+        """Fetch documents that will be read soon."""
         windows = np.searchsorted(self._opened.bounds, indices, side="right") - 1
         return self._windows.prefetch(dict.fromkeys(windows.tolist()), reader)
 
@@ -225,11 +225,11 @@ class BatchSource(LazySource[_Opened]):
 
 
 def padded_batch(sample: Mapping[str, Any], *, fill: int = 0) -> dict[str, Any]:
-    """Return a batch as a `BatchSource` gives it with rectangular arrays: a ``transform`` of a stream over one.
+    """Pad a batch of a ``BatchSource`` to rectangular arrays; used as the ``transform`` of a stream.
 
     Args:
         sample: the batch, as one sample.
-        fill: the value of the cells after a row's end.
+        fill: the padding value.
     """
     made: dict[str, Any] = {}
     for name, values in sample.items():

@@ -1,11 +1,11 @@
-"""Blocks of remote files kept on disk: bounded, shared by any number of processes, safe under SIGKILL.
+"""Blocks of remote files cached on disk: bounded, shared by any number of processes, safe under SIGKILL.
 
-The blocks of a file lie in groups: a sparse file of some blocks side by side, and behind them a table of a checksum for
-each. A block is written first and its checksum after it, so a reader finds a whole block or none, and blocks that were
-fetched together are written together: a file per block costs more than its bytes do (``bench/remote.py``, *in order*).
-Room is reserved under a lock on the folder; the running total in the lock file says when to make room, and the groups
-used longest ago go first. Counting what the folder holds waits for those who write what they reserved; a process that
-is killed lets go of its locks. A reader takes none: a group that vanishes under it is missing, and is fetched again.
+The blocks of a file are stored in groups: a sparse file of several blocks followed by a table of their checksums. A
+block is written first and its checksum after it, so a reader finds a whole block or none. Blocks that were fetched
+together are written together: a file per block costs more than its bytes do (``bench/remote.py``, *in order*). Space is
+reserved under a lock on the folder; a running total in the lock file says when to free space, and the least recently
+used groups are removed first. Counting the content of the folder waits for pending writes; a killed process releases
+its locks. A reader takes no lock: a group that vanishes is missing, and is fetched again.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ except ImportError:
 
 __all__ = ["BlockCache"]
 
-# Bytes and blocks of a group, at most: enough for a long request, and few enough to drop together.
+# Maximum size and number of blocks of a group: enough for a long request, few enough to remove together.
 GROUP_BYTES, MAX_GROUP_BLOCKS = 8 * 2**20, 64
-# The least number of groups that the limit holds, as they are dropped whole.
+# Minimum number of groups within the limit, as they are removed whole.
 MIN_GROUPS = 64
-# A checksum, and the same with every bit turned over: what was never written, or only in part, is neither.
+# A checksum, and its complement: what was never written, or only in part, is neither.
 _ENTRY_BYTES = 8
-# What a file system allocates at a time, mostly.
+# The usual allocation unit of a file system.
 _PAGE = mmap.PAGESIZE
-# Make this much more room than needed, so that not every block added rescans the folder.
+# Free this much more space than needed, so that not every added block rescans the folder.
 _SLACK = 0.1
 
 
 class BlockCache:
-    """The blocks of one file, in a folder whose limit all files share.
+    """The cached blocks of one file, in a folder whose limit all files share.
 
     Args:
-        folder: where all blocks of all files lie.
-        key: names the file and its version.
-        block_size: bytes of every block but a file's last.
-        limit: most bytes the folder may take; 0 keeps nothing.
-        counted: the folders whose blocks this process has counted; shared by its caches, as counting looks at every
+        folder: the folder of all blocks of all files.
+        key: identifies the file and its version.
+        block_size: size of every block except a file's last.
+        limit: maximum size of the folder; 0 caches nothing.
+        counted: the folders whose blocks this process has counted; shared by its caches, because counting visits every
             group of every file.
     """
 
@@ -70,19 +70,19 @@ class BlockCache:
                     "cannot create the cache folder for remote files",
                     folder=str(folder),
                     reason=error.strerror,
-                    hint="give RemoteOptions(cache_dir=…), or cache_limit=0 to cache nothing",
+                    hint="pass RemoteOptions(cache_dir=…), or cache_limit=0 to cache nothing",
                 ) from error
 
     @property
     def keeps(self) -> bool:
-        """Whether blocks are kept at all."""
+        """Whether blocks are cached at all."""
         return self._limit > 0
 
     def get(self, number: int, size: int) -> memoryview | None:
-        """Return the block as a map of its file, if it is held whole; a damaged one counts as missing.
+        """Return the block as a map of its file, if it is complete; a damaged one counts as missing.
 
-        A block is checked in full when this object first sees it, and only mapped after that: a few rows out of a large
-        block then cost a few pages, not the block.
+        A block is verified when this object first sees it, and only mapped after that: a few rows of a large block then
+        cost a few pages, not the block.
         """
         if not self._limit:
             return None
@@ -95,7 +95,7 @@ class BlockCache:
                 if checksum is None:
                     return None
                 whole = mmap.mmap(file, skipped + size, access=mmap.ACCESS_READ, offset=start - skipped)
-                os.utime(file)  # marks it as just used; access times are off on most machines
+                os.utime(file)  # marks it as recently used; access times are disabled on most machines
             finally:
                 os.close(file)
         except (OSError, ValueError):  # ValueError: the file is shorter than what is mapped
@@ -108,7 +108,7 @@ class BlockCache:
         return data
 
     def put(self, first: int, blocks: Sequence[bytes | memoryview]) -> None:
-        """Keep blocks that follow each other, making room first; what cannot be kept is simply not."""
+        """Cache consecutive blocks, freeing space first; what cannot be cached is dropped."""
         while blocks:
             count = self._together - first % self._together
             self._put_group(first, blocks[:count])
@@ -130,7 +130,7 @@ class BlockCache:
                 finally:
                     os.close(file)
         except OSError:
-            return  # a full or read-only disk costs speed, never the data: the blocks in hand are good
+            return  # a full or read-only disk costs speed, never the data: the blocks in memory are valid
 
     def _open_group(self, number: int) -> int:
         path, flags = self._path(number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
@@ -141,7 +141,7 @@ class BlockCache:
             return os.open(path, flags, 0o666)
 
     def _path(self, number: int) -> str:
-        # Groups of another size, which another limit asks for, are other files.
+        # Groups of another size, from another limit, are other files.
         return os.path.join(self._own, f"{number // self._together:09d}-{self._together}.blocks")
 
     def _entry(self, number: int) -> int:
@@ -149,11 +149,11 @@ class BlockCache:
 
     @contextmanager
     def _reserved(self, need: int) -> Iterator[None]:
-        """Reserve room for what is written meanwhile."""
+        """Reserve space for a write in progress."""
         with _locked(self._folder / "lock", fcntl.LOCK_EX) as lock:
             total = _read_total(lock)
             if total is None or self._folder not in self._counted or total + need > self._limit:
-                with _locked(self._folder / "writing", fcntl.LOCK_EX):  # what others have reserved is counted
+                with _locked(self._folder / "writing", fcntl.LOCK_EX):  # reservations of others are counted
                     total = self._make_room(need)
                 self._counted.add(self._folder)
             os.pwrite(lock, b"%020d" % (total + need), 0)
@@ -164,8 +164,8 @@ class BlockCache:
             _unlock(writing)
 
     def _make_room(self, need: int) -> int:
-        """Count what is held, drop the oldest until ``need`` fits; the bytes then held."""
-        for aside in self._folder.glob("*incoming*"):  # of versions that kept every block in a file of its own
+        """Count the content, remove the oldest groups until ``need`` fits, and return the remaining size."""
+        for aside in self._folder.glob("*incoming*"):  # of versions that stored every block in a separate file
             aside.unlink(missing_ok=True)
         held = []
         for path in self._folder.glob("*/*.block*"):
@@ -199,7 +199,7 @@ def _lock(path: Path, kind: int) -> int:
 
 
 def _unlock(descriptor: int) -> None:
-    # A child that was forked meanwhile has a copy of the descriptor, so that closing it would not let go of the lock.
+    # A child forked in the meantime has a copy of the descriptor, so closing it would not release the lock.
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 

@@ -1,4 +1,4 @@
-"""Rest for the garbage collector while thousands of objects are made that stay."""
+"""Pauses the garbage collector while thousands of long-lived objects are created."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Keep Python from looking for cyclic garbage: a third of opening 20,000 files (bench/many_files.py).
+    """Pause the collection of cyclic garbage, which takes a third of opening 20,000 files (bench/many_files.py).
 
-    Only for stretches that are short and make no such garbage: other threads are not collected for meanwhile either.
+    Only for short sections that create no such garbage: it also affects other threads.
     """
     was_on = gc.isenabled()
     gc.disable()

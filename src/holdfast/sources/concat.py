@@ -15,19 +15,19 @@ from holdfast.sources.document_windows import DocumentWindows, MadeOfDocuments, 
 from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
 from holdfast.sources.token_cuts import TokenCuts
 
-DOCUMENTS_AT_ONCE = 4096  # whose tokens are counted, and held, together
+DOCUMENTS_AT_ONCE = 4096  # tokens are counted, and kept, together
 
 
 class ConcatSource(Source):
-    """Samples of several sources with the same columns, the first source's first; or their tokens, cut to one length.
+    """Samples of several sources with the same columns, in order; or their tokens, cut to one length.
 
     Args:
-        sources: what to put end to end, or a single source. To mix sources by weight, use `holdfast.InterleavedDataset`
-            instead.
-        length: take the samples for documents: lay their tokens end to end and cut them into samples of this many, with
-            columns ``tokens`` and ``document_ids``. What is left at the end and is too short for a sample is not read.
+        sources: the sources to concatenate, or a single source. To mix sources by weight, use
+            ``holdfast.InterleavedDataset`` instead.
+        length: treat the samples as documents: concatenate their tokens and cut them into samples of this many, with
+            columns ``tokens`` and ``document_ids``. An incomplete last sample is dropped.
         column: the column of tokens, of rows that differ in length.
-        index_dir: with ``length``, a folder in which token counts are kept, so that the documents are counted once.
+        index_dir: with ``length``, a folder for token counts, so that the documents are counted once.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class ConcatSource(Source):
         return read_by_part(rows, self._bounds, read_part)
 
     def pieces(self, index: int, epoch: int = 0) -> list[Piece]:
-        """Return which stretches of which documents a sample is made of; none where it is not made of documents.
+        """Return the pieces of documents of which a sample consists; none if it does not consist of documents.
 
-        Documents are numbered through all sources, the first one's first.
+        Documents are numbered across all sources, in order.
         """
         check_indices([index], len(self), source="ConcatSource")
         number = int(np.searchsorted(self._bounds, index, side="right")) - 1
@@ -83,7 +83,7 @@ class ConcatSource(Source):
         return [piece._replace(document=piece.document + before) for piece in inside]
 
     def samples_of(self, document: int, epoch: int = 0) -> list[int]:
-        """Return the samples that hold a document, or pieces of it; documents are numbered through all sources."""
+        """Return the samples that contain a document, or pieces of it; documents are numbered across all sources."""
         counts = bounds_of([_documents_in(source) for source in self._sources])
         if not counts[-1]:
             raise ConfigError("samples consist of documents only if they are packed or cut to a length")
@@ -94,7 +94,7 @@ class ConcatSource(Source):
         return [sample + int(self._bounds[number]) for sample in inside]
 
     def fingerprint(self, length: int | None = None) -> str:
-        """Made of the fingerprints of the sources, so that appending one leaves the beginning recognisable."""
+        """Return a fingerprint of the sources, such that appending one keeps the beginning recognisable."""
         count = self._fingerprinted(length)
         digest = hashlib.blake2b(f"{count}".encode(), digest_size=16)
         for source, start in zip(self._sources, self._bounds.tolist(), strict=False):
@@ -111,7 +111,7 @@ class ConcatSource(Source):
         return self._sources
 
     def prefetch(self, indices: Indices, reader: int) -> bool:
-        """Have each source fetch what belongs to it and will be read soon."""
+        """Have each source fetch what will be read soon."""
         if not len(indices):
             return any(source.prefetch(indices, reader) for source in self._sources)
         parts = zip(*split_by_part(indices, self._bounds), strict=True)
@@ -122,7 +122,7 @@ class ConcatSource(Source):
 
 
 def _documents_in(source: Source) -> int:
-    """Return of how many documents the samples of a source are made; 0 where they are not."""
+    """Return the number of documents of which the samples of a source consist; 0 if they do not."""
     if isinstance(source, ConcatSource):
         return sum(map(_documents_in, source.parts()))
     return len(source.parts()[0]) if isinstance(source, MadeOfDocuments) else 0

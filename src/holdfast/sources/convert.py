@@ -1,9 +1,8 @@
-"""Data of any kind that holdfast reads, written as Parquet or MDS: in parallel, and continued where it was killed.
+"""Converts any data that holdfast reads to Parquet or MDS: in parallel, and resumable after a kill.
 
-The samples are cut into shards of one size; which samples a shard holds depends on nothing but its number. A shard is
-written aside and named when it is whole, so what has its name is done: a run that was killed leaves out the shards that
-are there, unless one was cut since. A plan beside them says what is converted, and how; another plan for the same
-folder is refused.
+The samples are cut into shards of one size; the content of a shard depends only on its number. A shard is written under
+a temporary name and renamed when complete, so a rerun skips existing shards, unless one was truncated since. A plan in
+the folder records what is converted, and how; a different plan for the same folder is rejected.
 """
 
 from __future__ import annotations
@@ -39,24 +38,24 @@ __all__ = ["ConvertReport", "convert"]
 
 Format = Literal["parquet", "mds"]
 PLAN = "holdfast-convert.json"
-ROWS_FOR_TYPES = 1000  # that say what type Python objects have
+ROWS_FOR_TYPES = 1000  # the types of Python objects
 _ASIDE = ".convert-"
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertReport:
-    """What a conversion did.
+    """The result of a conversion.
 
     Attributes:
         source: where the samples came from.
-        kind: what kind of data that is.
+        kind: the kind of data.
         destination: the folder they were written to.
         to: the format.
-        samples: how many there are.
-        shards: how many shards hold them.
-        written: how many of those this run wrote; the others were there.
-        bytes: of all shards.
-        fingerprint: of the samples that were read.
+        samples: number of samples.
+        shards: number of shards.
+        written: number of shards that this run wrote; the others existed.
+        bytes: total size of the shards.
+        fingerprint: fingerprint of the samples that were read.
     """
 
     source: str
@@ -72,7 +71,7 @@ class ConvertReport:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What decides on every byte of every shard."""
+    """Everything that determines the bytes of the shards."""
 
     source: str
     layout: TokenLayout
@@ -112,14 +111,14 @@ def convert(
     """Write the samples of a source as Parquet or MDS, exactly.
 
     Args:
-        source: a path, glob, folder or URL of anything that holdfast reads.
-        destination: a folder; continued where it was left if it holds a part of the same conversion.
+        source: a path, glob, folder or URL of any data that holdfast reads.
+        destination: a folder; if it contains part of the same conversion, that is continued.
         to: ``parquet`` or ``mds``.
-        samples_per_shard: samples in a shard.
-        compression: of Parquet files; MDS shards are not compressed.
-        workers: processes to convert with.
-        layout: how token files are cut and which split is meant.
-        progress: called with the number of shards done, and of all.
+        samples_per_shard: samples per shard.
+        compression: compression of Parquet files; MDS shards are not compressed.
+        workers: number of processes.
+        layout: how token files are cut, and the split to read.
+        progress: called with the number of shards done and the total.
     """
     if to not in ("parquet", "mds") or samples_per_shard < 1 or workers < 1:
         raise ConfigError("to must be 'parquet' or 'mds', samples_per_shard and workers at least 1", to=to)
@@ -163,7 +162,7 @@ def _plan(
 
 
 def _check_plan(folder: Path, plan: _Plan) -> None:
-    """Write the plan of a new conversion, or compare it with the one that is being continued."""
+    """Write the plan of a new conversion, or compare it with the one being continued."""
     place, wanted = folder / PLAN, plan.to_json()
     for left in folder.glob(f"{_ASIDE}*"):
         left.unlink(missing_ok=True)
@@ -177,7 +176,7 @@ def _check_plan(folder: Path, plan: _Plan) -> None:
                 name for name in wanted if not isinstance(found, dict) or found.get(name) != wanted[name]
             )
             raise ConfigError(
-                "the folder holds a part of another conversion",
+                "the folder contains part of another conversion",
                 folder=str(folder),
                 differing=differing,
                 hint="choose another folder, or empty this one",
@@ -192,14 +191,14 @@ def _check_plan(folder: Path, plan: _Plan) -> None:
 
 
 def _is_there(plan: _Plan, folder: Path, number: int) -> bool:
-    """Say whether a shard is there, and was not cut since it was written."""
+    """Return whether a shard exists and was not truncated since it was written."""
     path = folder / plan.name(number)
     found = (mds_samples if plan.to == "mds" else parquet_samples)(path) if path.exists() else None
     return found == len(plan.rows(number))
 
 
 def _written(plan: _Plan, folder: Path, missing: list[int], workers: int, opened: Source) -> Iterator[int]:
-    """Write the shards that are missing; give the number of each once it is there."""
+    """Write the missing shards; yield the number of each when it is complete."""
     if workers == 1 or len(missing) < 2:
         for number in missing:
             _write_shard(plan, folder, number, opened)
@@ -216,7 +215,7 @@ def _written(plan: _Plan, folder: Path, missing: list[int], workers: int, opened
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-_OPENED: dict[str, Source] = {}  # of a worker process, which has one conversion to do
+_OPENED: dict[str, Source] = {}  # of a worker process, which does a single conversion
 
 
 def _start(plan: _Plan) -> None:
@@ -253,7 +252,7 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 
 def _publish(aside: Path, path: Path) -> None:
-    """Give a file its name once it is on disk."""
+    """Rename a file once it is on disk."""
     with open(aside, "rb") as written:
         os.fsync(written.fileno())
     os.replace(aside, path)
@@ -261,7 +260,7 @@ def _publish(aside: Path, path: Path) -> None:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Make the folder, and name it where it cannot be written to."""
+    """Create the folder, and name it in an error if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -277,7 +276,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other conversions out of a folder; a killed one lets go of it."""
+    """Keep other conversions out of a folder; the lock ends with the process."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:

@@ -1,8 +1,8 @@
-"""CRC-32C of many stretches of bytes at once.
+"""CRC-32C of many byte ranges at once.
 
-The checksum is linear, so a stretch is cut into blocks that are all taken in step, a few table look-ups per eight bytes
-of every block, and the blocks' checksums are then put together. Zeros in front change nothing before the initial value
-is added, so blocks are counted from the end. ``google_crc32c``, where it is installed, is used instead:
+The checksum is linear, so a range is cut into blocks that are processed in parallel, with a few table look-ups per
+eight bytes of every block, and the checksums of the blocks are then combined. Leading zeros change nothing before the
+initial value is added, so blocks are counted from the end. If ``google_crc32c`` is installed, it is used instead:
 bench/formats.py prints both rates.
 """
 
@@ -18,8 +18,8 @@ __all__ = ["crc32c_rows", "masked"]
 UInt32 = NDArray[np.uint32]
 
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, reflected
-_BLOCK = 512  # bytes: few enough that small records are not mostly zeros, many enough that joining costs little
-_AT_ONCE = 32 * 2**20  # bytes looked at together
+_BLOCK = 512  # bytes: few enough that small records are not mostly zeros, many enough that joining is cheap
+_AT_ONCE = 32 * 2**20  # bytes processed together
 _MASK_DELTA = 0xA282EAD8  # what TFRecord adds to a rotated checksum
 
 
@@ -29,7 +29,7 @@ def crc32c_rows(values: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDA
         import google_crc32c
     except ImportError:
         return crc32c_rows_numpy(values, starts, stops)
-    raw = values.tobytes()  # it takes nothing but bytes, and slices of them are made faster than of a view
+    raw = values.tobytes()  # it accepts only bytes, and slices of bytes are faster than of a view
     pairs = zip(starts.tolist(), stops.tolist(), strict=True)
     return np.array([google_crc32c.value(raw[start:stop]) for start, stop in pairs], dtype=np.uint32)
 
@@ -41,7 +41,7 @@ def masked(checksums: UInt32) -> UInt32:
 
 
 def crc32c_rows_numpy(values: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> UInt32:
-    """Return what ``crc32c_rows`` does, by NumPy alone."""
+    """Compute ``crc32c_rows`` with NumPy alone."""
     found = np.empty(len(starts), dtype=np.uint32)
     blocks = -(-(stops - starts) // _BLOCK)
     first = 0
@@ -64,7 +64,7 @@ def _checksums(
         padded[end - (stop - start) : end] = values[start:stop]
     by_block = _plain(padded.view("<u4").reshape(-1, _BLOCK // 4))
     joined = np.zeros(len(lengths), dtype=np.uint32)
-    # Rows take turns from their first block to their last, those with most blocks beginning.
+    # Rows proceed together from their first block to their last, those with most blocks starting first.
     for turn in range(int(blocks.max(initial=0)), 0, -1):
         here = np.flatnonzero(blocks >= turn)
         joined[here] = _shifted(joined[here], _shift_tables(_BLOCK)) ^ by_block[ends[here] - turn]
@@ -77,7 +77,7 @@ def _checksums(
 
 
 def _plain(words: UInt32) -> UInt32:
-    """Return the checksum of every row of words, beginning with zero and with nothing added at the end."""
+    """Return the checksum of every row of words, starting at zero and without the final addition."""
     low, high = _word_tables()
     columns = np.ascontiguousarray(words.T)
     state = np.zeros(len(words), dtype=np.uint32)
@@ -93,7 +93,7 @@ def _looked_up(words: UInt32, tables: NDArray[np.uint32]) -> UInt32:
 
 @cache
 def _word_tables() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return what 16 bits contribute after the 4 (low) or 8 (high) bytes they begin."""
+    """Return the contribution of 16 bits after the 4 (low) or 8 (high) bytes that they begin."""
     tables = []
     for behind in (4, 8):
         low = np.arange(1 << 16, dtype=np.uint32)
@@ -113,7 +113,7 @@ def _shifted(state: UInt32, tables: NDArray[np.uint32]) -> UInt32:
 
 
 def _multiplied(states: UInt32, count: int) -> UInt32:
-    """Return the states after ``count`` zero bytes, by the images of single bits."""
+    """Return the states after ``count`` zero bytes, from the images of single bits."""
     images = _bit_images(count)
     found = np.zeros_like(states)
     for bit, image in enumerate(images):

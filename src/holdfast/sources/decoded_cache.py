@@ -1,4 +1,4 @@
-"""Decoded pieces of a file, kept within a limit; callers that want one being decoded wait for it."""
+"""A bounded cache of decoded pieces of a file; callers wait for a piece that is being decoded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 
 class _Held(Generic[Value]):
-    """What one process holds."""
+    """The content of the cache in one process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -24,13 +24,13 @@ class _Held(Generic[Value]):
 
 
 class DecodedCache(Generic[Value]):
-    """The values used last, at most ``limit`` bytes of them, and always the very last one.
+    """The most recently used values, at most ``limit`` bytes of them, and always the last one.
 
-    A forked child starts with an empty cache: what a thread of its parent was decoding will never arrive there.
+    A forked child starts with an empty cache: what a thread of its parent was decoding would never arrive.
 
     Args:
-        limit: most bytes held.
-        size_of: how many bytes a value takes.
+        limit: maximum size.
+        size_of: returns the size of a value in bytes.
     """
 
     def __init__(self, limit: int, size_of: Callable[[Value], int]) -> None:
@@ -39,7 +39,7 @@ class DecodedCache(Generic[Value]):
         self._by_process: dict[int, _Held[Value]] = {}
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Return the value of ``key``; made once, however many threads ask for it at the same time."""
+        """Return the value of ``key``, created once however many threads request it at the same time."""
         held = self._mine()
         mine: Future[Value] = Future()
         with held.lock:
@@ -69,25 +69,25 @@ class DecodedCache(Generic[Value]):
         return value
 
     def holds_all(self, keys: Iterable[Hashable]) -> bool:
-        """Return whether the values of all these are held now."""
+        """Return whether the values of all these keys are cached."""
         held = self._mine()
         with held.lock:
             return all(key in held.values for key in keys)
 
     @property
     def total(self) -> int:
-        """Bytes held."""
+        """The size of the cached values."""
         return self._mine().total
 
     def any_value(self) -> Value:
-        """Return one of the values held: the one used last."""
+        """Return the most recently used value."""
         held = self._mine()
         with held.lock:
             return next(reversed(held.values.values()))[0]
 
     @property
     def dropped(self) -> int:
-        """How many values had to make room so far."""
+        """The number of values evicted so far."""
         return self._mine().dropped
 
     def __len__(self) -> int:

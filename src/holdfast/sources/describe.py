@@ -1,4 +1,4 @@
-"""What a path, glob, folder or URL holds, as the source that reads it sees it."""
+"""What a path, glob, folder or URL contains, as its source sees it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ColumnSummary", "SourceSummary", "describe_data"]
 
 @dataclass(frozen=True, slots=True)
 class ColumnSummary:
-    """One column: its name, what it is made of, and the shape of a row (None where rows differ in length)."""
+    """One column: its name, its type, and the shape of a row (None if rows differ in length)."""
 
     name: str
     dtype: str
@@ -26,18 +26,18 @@ class ColumnSummary:
 
 @dataclass(frozen=True, slots=True)
 class SourceSummary:
-    """What a source holds.
+    """The content of a source.
 
     Attributes:
-        path: what was asked for.
+        path: the requested path.
         kind: one of ``KINDS``.
         source: the class that reads it.
-        files: how many files there are.
-        bytes: of all files together.
-        samples: how many samples there are.
-        shards: how many shards (row groups, tars, files) they lie in.
-        columns: what a sample is made of.
-        fingerprint: of the data, as stream states keep it.
+        files: number of files.
+        bytes: total size of the files.
+        samples: number of samples.
+        shards: number of shards (row groups, tars, files).
+        columns: the columns of a sample.
+        fingerprint: fingerprint of the data, as saved in stream states.
     """
 
     path: str
@@ -52,11 +52,11 @@ class SourceSummary:
 
 
 def describe_data(path: str, *, tokens: TokenLayout | None = None) -> SourceSummary:
-    """Return what the data at a path, glob, folder or URL is, and what is in it.
+    """Return the kind and content of the data at a path, glob, folder or URL.
 
     Args:
-        path: what to look at.
-        tokens: how token files are cut and which split is meant; the others say it themselves.
+        path: where the data is.
+        tokens: how token files are cut, and the split to read; other kinds do not need it.
     """
     kind, source = open_data(path, tokens)
     try:
@@ -82,7 +82,7 @@ def _file_sizes(path: str, source: Source) -> list[int]:
     if isinstance(source, FileSource):
         return source.file_sizes
     listed: list[str] | None = getattr(source, "files", None)
-    if listed is None:  # a library of its own reads the folder
+    if listed is None:  # a separate library reads the folder
         listed = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
     return [os.path.getsize(name) for name in listed]
 

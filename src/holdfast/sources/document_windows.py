@@ -1,4 +1,4 @@
-"""Windows of consecutive documents: what packing and cutting go by, so that a sample depends on few documents."""
+"""Windows of consecutive documents, the unit of packing and cutting, so that a sample depends on few documents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Piece(NamedTuple):
-    """A stretch of a document inside a sample: its tokens start … stop-1."""
+    """A part of a document inside a sample: its tokens start … stop-1."""
 
     document: int
     start: int
@@ -36,21 +36,21 @@ class Piece(NamedTuple):
 
 @runtime_checkable
 class HasRowLengths(Protocol):
-    """A source that knows how long its documents are without reading them."""
+    """A source that knows the lengths of its documents without reading them."""
 
     def row_lengths(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return how many tokens each of the documents ``start`` … ``stop - 1`` has."""
+        """Return the number of tokens of each of the documents ``start`` … ``stop - 1``."""
 
 
 @runtime_checkable
 class MadeOfDocuments(Protocol):
-    """A source whose samples are made of pieces of documents."""
+    """A source whose samples consist of pieces of documents."""
 
     def pieces(self, index: int, epoch: int = 0) -> list[Piece]:
-        """Return what a sample is made of in an epoch."""
+        """Return the pieces of a sample in an epoch."""
 
     def samples_of(self, document: int, epoch: int = 0) -> list[int]:
-        """Return the samples that hold a document, or pieces of it, in an epoch."""
+        """Return the samples that contain a document, or pieces of it, in an epoch."""
 
 
 MAX_TOKEN = int(np.iinfo(np.int64).max)
@@ -60,12 +60,12 @@ Counts = Callable[[int, NDArray[np.int64]], tuple[int, ...]]
 
 
 class DocumentWindows:
-    """The documents of a source, some thousand at a time.
+    """The documents of a source, a few thousand at a time.
 
     Args:
-        source: the documents. Where it has ``row_lengths``, documents are read only when a sample needs them.
+        source: the documents. If it has ``row_lengths``, documents are read only when a sample needs them.
         column: its column of tokens, of rows that differ in length.
-        size: documents in a window.
+        size: documents per window.
     """
 
     def __init__(self, source: Source, *, column: str, size: int) -> None:
@@ -76,19 +76,26 @@ class DocumentWindows:
         self.source = source
         self.column = column
         self.size = at_least_one(size, "window")
+        # Asked once: looking at what a protocol asks for takes longer than finding a window that is held.
+        self._measured = source if isinstance(source, HasRowLengths) else None
 
     def __len__(self) -> int:
         return -(-len(self.source) // self.size)
 
+    @property
+    def knows_lengths(self) -> bool:
+        """Whether the source knows the lengths of its documents without reading them."""
+        return self._measured is not None
+
     def bounds(self, number: int) -> tuple[int, int]:
-        """Return the first document of a window, and the first of the next one."""
+        """Return the first document of a window, and of the next one."""
         first = number * self.size
         return first, min(first + self.size, len(self.source))
 
     def lengths(self, number: int) -> tuple[NDArray[np.int64], Ragged | None]:
-        """Return the lengths of a window's documents, and the documents where they had to be read for that."""
-        if isinstance(self.source, HasRowLengths):
-            return self.source.row_lengths(*self.bounds(number)), None
+        """Return the lengths of a window's documents, and the documents if they had to be read for that."""
+        if self._measured is not None:
+            return self._measured.row_lengths(*self.bounds(number)), None
         documents = self.documents(np.arange(*self.bounds(number)))
         return documents.row_lengths, documents
 
@@ -109,20 +116,20 @@ class DocumentWindows:
         return documents
 
     def prefetch(self, numbers: Iterable[int], reader: int) -> bool:
-        """Have the documents of windows fetched that will be read soon; return whether to name more now."""
+        """Fetch the documents of windows that will be read soon; return whether to name more now."""
         documents = [np.arange(*self.bounds(number)) for number in numbers]
         return self.source.prefetch(np.concatenate([*documents, np.empty(0, dtype=np.int64)]), reader)
 
     def count(
         self, count: Counts, *, numbers: int, kind: str, folder: str | os.PathLike[str] | None
     ) -> NDArray[np.int64]:
-        """Return some counts per window, a row each, in one pass over the source.
+        """Return counts per window, one row each, in one pass over the source.
 
         Args:
-            count: gives the counts of a window, by its number and the lengths of its documents.
-            numbers: how many it gives.
-            kind: what is counted, with all that decides the result beside the documents.
-            folder: where the counts are kept, so that the pass is made once; None to keep them nowhere.
+            count: returns the counts of a window, given its number and the lengths of its documents.
+            numbers: number of counts per window.
+            kind: what is counted, with everything besides the documents that determines the result.
+            folder: where the counts are stored, so that the pass is made once; None to store nothing.
         """
         about = f"{self.source.fingerprint()} {self.column} {self.size} {kind}" if folder is not None else ""
         file = None if folder is None else kept_file(folder, "windows", about)
@@ -138,7 +145,7 @@ class DocumentWindows:
         return counts
 
     def check_length(self, documents: Ragged, expected: NDArray[np.int64], indices: Indices) -> Ragged:
-        """Return documents once they are as long as their source had said."""
+        """Return documents after checking that they have the lengths their source reported."""
         wrong = np.flatnonzero(documents.row_lengths != expected)
         if len(wrong):
             raise SourceChangedError(
@@ -168,9 +175,9 @@ def checked_epoch(epoch: int) -> int:
 
 
 def check_epochs(indices: Any, epochs: Any, length: int, *, source: str) -> tuple[Indices, Indices]:
-    """Return the samples to read, and the epoch of each, as arrays; or raise an error that names what is wrong."""
+    """Return the samples to read, and the epoch of each, as arrays; raise an error that names what is wrong."""
     rows = check_indices(indices, length, source=source)
     found = check_indices(epochs, MAX_TOKEN, source=f"epochs of {source}")
     if len(found) != len(rows):
-        raise ConfigError("give one epoch per sample", samples=len(rows), epochs=len(found))
+        raise ConfigError("pass one epoch per sample", samples=len(rows), epochs=len(found))
     return rows, found

@@ -1,8 +1,8 @@
-"""From the bytes of a field, one row per sample, to the column they encode; nothing in them is executed.
+"""From the bytes of a field, one row per sample, to the encoded column; nothing in them is executed.
 
-Arrays that say their own dtype and shape give a column of their values, and, where they have several dimensions, a
-second one with their shapes. The first sample of a source decides on dtype and dimensions; a sample that disagrees is
-an error, because the columns of a source do not depend on which samples are read.
+Arrays that include their dtype and shape become a column of their values and, if they have several dimensions, a second
+one with their shapes. The first sample of a source determines dtype and dimensions; a sample that disagrees is an
+error, because the columns of a source must not depend on which samples are read.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ PARSERS: dict[str, Callable[[bytes], Any]] = {
     "float": lambda data: float(data.decode()),
     "decimal": lambda data: Decimal(data.decode()),
 }
-"""What makes a Python value of a field's bytes, by kind."""
+"""Parsers of a field's bytes, by kind."""
 
 
 def as_bytes(name: str, field: Ragged) -> Columns:
-    """Give the bytes as they are: images, audio and the like are decoded by a transform."""
+    """Return the bytes unchanged: images, audio and so on are decoded by a transform."""
     return {name: field}
 
 
 def as_text(name: str, field: Ragged) -> Columns:
-    """Give the bytes as UTF-8."""
+    """Decode the bytes as UTF-8."""
     return {name: Ragged(field.values, field.offsets, "utf-8")}
 
 
 def as_fixed(dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> Decoder:
-    """Return what decodes values of one dtype and shape."""
+    """Return a decoder of values of one dtype and shape."""
 
     def decode(name: str, field: Ragged) -> Columns:
         size = dtype.itemsize * int(np.prod(shape))
@@ -58,7 +58,7 @@ def as_fixed(dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> Decoder:
 
 
 def flat_values(dtype: np.dtype[Any]) -> Decoder:
-    """Return what decodes one-dimensional arrays of any length."""
+    """Return a decoder of one-dimensional arrays of any length."""
 
     def decode(name: str, field: Ragged) -> Columns:
         if (field.row_lengths % dtype.itemsize).any():
@@ -69,7 +69,7 @@ def flat_values(dtype: np.dtype[Any]) -> Decoder:
 
 
 def as_objects(kind: str, parse: Callable[[bytes], Any] | None = None) -> Decoder:
-    """Return what makes a Python value of each row: ``json``, ``int``, ``float`` or ``decimal``, or ``parse``'s."""
+    """Return a decoder of each row to a Python value: ``json``, ``int``, ``float``, ``decimal``, or by ``parse``."""
     read = parse or PARSERS[kind]
 
     def decode(name: str, field: Ragged) -> Columns:
@@ -97,12 +97,12 @@ class ArrayForm:
 def as_arrays(
     form: ArrayForm, read_shapes: Callable[[Ragged, ArrayForm], tuple[NDArray[np.int64], NDArray[np.int64]]]
 ) -> Decoder:
-    """Return what decodes arrays that say their own shape.
+    """Return a decoder of arrays that include their shape.
 
     Args:
-        form: the dtype and dimensions all of them have.
-        read_shapes: gives the shape of every row and how many bytes come before its values; raises ``ValueError`` where
-            a row is of another form or too short to say.
+        form: their common dtype and number of dimensions.
+        read_shapes: returns the shape of every row and the number of bytes before its values; raises ``ValueError`` if
+            a row has another form or is too short.
     """
 
     def decode(name: str, field: Ragged) -> Columns:
@@ -128,6 +128,6 @@ def as_arrays(
 
 
 def _viewed(name: str, values: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if dtype == np.bool_ and (values > 1).any():  # which NumPy would take for true here and false there
+    if dtype == np.bool_ and (values > 1).any():  # NumPy would treat it as true in some places and false in others
         raise SourceFormatError("a boolean is neither 0 nor 1", column=name)
     return values.view(dtype)

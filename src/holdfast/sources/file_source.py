@@ -1,4 +1,4 @@
-"""What sources that open something share: opening lazily once a process, pickling without it, and counting."""
+"""The base of sources that open something: opening lazily once per process, pickling without it, and counting."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from holdfast.sources.remote import RemoteFile, look_at, want_files
 from holdfast.sources.window import Window, plan_window
 
 FileRanges: TypeAlias = tuple[DataFile, Indices, Indices]
-"""Where byte ranges of a file begin and end."""
+"""A file, and the starts and ends of byte ranges in it."""
 
 Opened = TypeVar("Opened")
 
 
 class LazySource(Source, Generic[Opened]):
-    """A source that opens something. What `_open` makes stays in its process and is created again in each."""
+    """A source that opens something. The result of ``_open`` belongs to its process and is created again in each."""
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()
@@ -31,7 +31,7 @@ class LazySource(Source, Generic[Opened]):
 
     @abstractmethod
     def _open(self) -> Opened:
-        """Look at the storage: called once a process, under a lock."""
+        """Open the storage: called once per process, under a lock."""
 
     @property
     def _opened(self) -> Opened:
@@ -44,7 +44,7 @@ class LazySource(Source, Generic[Opened]):
         return made
 
     def close(self) -> None:
-        """Let go of what is open; a later `read` opens it again."""
+        """Close what is open; a later ``read`` reopens it."""
         super().close()
         with self._lock:
             self._made = None
@@ -73,18 +73,18 @@ class FileSource(LazySource[Opened]):
 
     @property
     def files(self) -> list[str]:
-        """Paths and URLs of the files, in index order."""
+        """The paths and URLs of the files, in index order."""
         return [file.name for file in self._files]
 
     @property
     def file_sizes(self) -> list[int]:
-        """Bytes of each file."""
+        """The size of each file."""
         look_at(self._files)
         return [file.size for file in self._files]
 
     @property
     def is_remote(self) -> bool:
-        """Whether any file is behind a URL."""
+        """Whether any file is at a URL."""
         return self._is_remote
 
     def _shown(self) -> str:
@@ -92,21 +92,21 @@ class FileSource(LazySource[Opened]):
         return first if len(self._files) == 1 else f"{first}, …: {len(self._files):,} files"
 
     def prefetch(self, indices: Indices, reader: int) -> bool:
-        """Have the bytes of remote samples fetched that will be read soon."""
+        """Fetch the bytes of remote samples that will be read soon."""
         if not self._is_remote:
             return False
-        if not len(indices):  # asked before every few steps
+        if not len(indices):  # called before every few steps
             return self._first_remote().has_room(reader)
         files, ranges = self._remote_ranges(indices)
         return want_files(files, ranges, reader) if files else self._first_remote().has_room(reader)
 
     def forget(self, reader: int) -> None:
-        """Take back what a reader named and did not read."""
+        """Cancel what a reader named and did not read."""
         if self._is_remote:
             self._first_remote().release(reader)
 
     def window(self) -> Window | None:
-        """Return how a remote source is best shuffled, by the size of its files and of its cache."""
+        """Return how a remote source is best shuffled, given the size of its files and of its cache."""
         if not self._is_remote:
             return None
         return plan_window(len(self), stored_bytes=self._stored_bytes(), options=self._first_remote().options)
@@ -115,17 +115,17 @@ class FileSource(LazySource[Opened]):
         return sum(self.file_sizes)
 
     def _whole_files(self, rows: Indices, bounds: Indices) -> Iterable[FileRanges]:
-        """Return all bytes of the files that samples are in: the ranges of formats that are read by file."""
+        """Return all bytes of the files that contain the samples, for formats that are read by file."""
         files = [self._files[number] for number in (split_by_part(rows, bounds)[0] if len(rows) else ())]
         look_at(files)
         return [(file, np.zeros(1, dtype=np.int64), np.array([file.size])) for file in files]
 
     def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
-        """Return which bytes of which files hold samples: what `prefetch` fetches. A format says it where it can."""
+        """Return which bytes of which files contain samples, for ``prefetch``. Formats override it if they can."""
         return ()
 
     def _remote_ranges(self, rows: Indices) -> tuple[list[RemoteFile], Ranges]:
-        """Return some remote files, and which of their bytes hold samples."""
+        """Return remote files, and which of their bytes contain samples."""
         found = [(file, starts, stops) for file, starts, stops in self._ranges(rows) if isinstance(file, RemoteFile)]
         for file, starts, stops in found:
             file._check_ranges(starts, stops)
@@ -135,7 +135,7 @@ class FileSource(LazySource[Opened]):
         return [file for file, _, _ in found], Ranges(numbers, starts, stops)
 
     def _hurry(self, rows: Indices) -> None:
-        """Have all the bytes of samples fetched at once that are read now, one file after another."""
+        """Fetch all bytes of the samples being read now, one file after another."""
         if self._is_remote:
             files, ranges = self._remote_ranges(rows)
             if files:
@@ -154,13 +154,13 @@ class FileSource(LazySource[Opened]):
         self._count_fetches()
 
     def close(self) -> None:
-        """Let go of open files; a later `read` opens them again."""
+        """Close open files; a later ``read`` reopens them."""
         super().close()
         for file in self._files:
             file.close()
 
     def _count_rows(self, rows: Indices, bounds: Indices) -> None:
-        """Count samples that were read, local and remote ones; each file's begin at its bound."""
+        """Count samples that were read, local and remote; each file's samples begin at its bound."""
         remote = len(rows) if self._is_remote else 0
         if self._is_remote and not self._all_remote:
             owner = np.searchsorted(bounds, rows, side="right") - 1

@@ -1,10 +1,10 @@
-"""The one place that turns what a user names into files that can be read by byte ranges.
+"""Turns the names that a user gives into files that can be read by byte ranges.
 
-A name is a path, a glob, a folder, or any of these behind an fsspec URL (``s3://bucket/shards/*.tar``); several names
-make a list. What comes out are `DataFile` objects: a local one reads through a memory map, a remote one by byte ranges
-through a bounded cache on disk (`holdfast.sources.remote`). Both open lazily, once per process, and pickle as their
-name. A mapped file holds no descriptor, so any number of files may be in use; beyond ``MAX_MAPPED`` of a source, those
-used longest ago are unmapped.
+A name is a path, a glob, a folder, or any of these as an fsspec URL (``s3://bucket/shards/*.tar``), or a list of names.
+The result is a list of ``DataFile`` objects: a local one reads through a memory map, a remote one by byte ranges
+through a bounded cache on disk (``holdfast.sources.remote``). Both open lazily, once per process, and pickle as their
+name. A mapped file needs no descriptor, so any number of files may be in use; beyond ``MAX_MAPPED`` per source, the
+least recently used are unmapped.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ Paths: TypeAlias = PathLike | Sequence[PathLike]
 MAX_MAPPED = 16_384  # files of one source mapped at a time: Linux allows a process 65,530 maps
 PROBES, PROBE_BYTES = 16, 1024
 MAX_COPIED = PROBES * PROBE_BYTES  # bytes of a file that is copied rather than mapped, and probed as a whole
-MAX_PROBED_AT_ONCE = 64 * 1024  # a file up to this size is probed when first looked at, not when first read
+MAX_PROBED_AT_ONCE = 64 * 1024  # a file up to this size is probed when first opened, not when first read
 _MAGIC = "*?["
-_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a named pipe that nobody writes to would block
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a named pipe without a writer would block
 
 
 UNVERSIONED = "unversioned"
-"""The version of a file of which its server tells none."""
+"""The version of a file whose server reports none."""
 
 
 class Stamp(NamedTuple):
-    """What tells one version of a file from the next: its size, and its modification time or the server's tag."""
+    """The version of a file: its size, and its modification time or the server's tag."""
 
     size: int
     version: str
 
     @property
     def is_versioned(self) -> bool:
-        """Whether another version of the file has another stamp, so that what was read of it may be kept."""
+        """Whether different versions of the file have different stamps, so that what was read may be cached."""
         return self.version != UNVERSIONED
 
 
@@ -69,23 +69,30 @@ class DataFile(ABC):
 
     @abstractmethod
     def stamp(self) -> Stamp:
-        """Return the version of the file this object reads, fixed when first asked for."""
+        """Return the version of the file that this object reads, fixed when first requested."""
 
     @abstractmethod
     def gather(self, starts: Indices, stops: Indices) -> Ragged:
-        """Copy many byte ranges, in the order given, into one fresh ragged column."""
+        """Copy many byte ranges, in the given order, into one new ragged column."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close what is open."""
+
+    def check_unchanged(self) -> None:
+        """Raise ``SourceChangedError`` if the file is known to have changed since it was first opened.
+
+        For data that was read before and is used again without the file. For a remote file, every answer is checked.
+        """
+        return
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """The size of the file in bytes."""
         return self.stamp().size
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes from ``start`` up to ``stop``."""
+        """Return the bytes from ``start`` to ``stop``."""
         ranges = np.array([start, stop], dtype=np.int64)
         return self.gather(ranges[:1], ranges[1:]).values.tobytes()
 
@@ -98,16 +105,16 @@ class DataFile(ABC):
             "byte ranges outside the file were requested: its index belongs to another file",
             file=self.name,
             size=self.size,
-            hint="delete the index beside the file; it is rebuilt on the next run",
+            hint="delete the index next to the file; it is rebuilt on the next run",
         )
 
 
 class LocalFile(DataFile):
-    """A file on a local or mounted disk, read through a memory map made once per process.
+    """A file on a local or mounted disk, read through a memory map created once per process.
 
     Args:
         path: the file.
-        recent: bounds how many files are mapped at a time; None for no bound.
+        recent: limits how many files are mapped at a time; None for no limit.
     """
 
     def __init__(self, path: PathLike, recent: RecentFiles | None = None) -> None:
@@ -123,13 +130,13 @@ class LocalFile(DataFile):
         return False
 
     def stamp(self) -> Stamp:
-        """Size and modification time when first looked at."""
+        """Return size and modification time as of the first access."""
         return self._stamp or self.look_first()
 
     def look_first(self, *, keep: bool = False) -> Stamp:
-        """Fix what `stamp` and `probe` say, opening the file once; ``keep`` a small one's content until `close`.
+        """Fix the results of ``stamp`` and ``probe``, opening the file once; ``keep`` small content until ``close``.
 
-        Thousands of small files take as long to open as system calls do: bench/many_files.py.
+        Opening thousands of small files is dominated by system calls: bench/many_files.py.
         """
         if self._stamp is None:
             try:
@@ -151,19 +158,19 @@ class LocalFile(DataFile):
         return self._stamp
 
     def probe(self) -> str:
-        """Return a digest of pieces spread over the file, taken once.
+        """Return a digest of pieces spread over the file, computed once.
 
-        It notices other content of the same size and time.
+        It detects different content with the same size and time.
         """
         if self._probe is None:
             self._probe = self._take_probe(self.size)
         return self._probe
 
     def values(self) -> NDArray[np.uint8]:
-        """Return the whole file as a read-only array of bytes, paged in as it is touched.
+        """Return the whole file as a read-only array of bytes, paged in on access.
 
-        Reading a map past the end of a file cut short kills the process, so the size is looked at before every read. A
-        file that was written again with the same content is mapped again; another content raises `SourceChangedError`.
+        Reading a map past the end of a truncated file kills the process, so the size is checked before every read. A
+        file that was rewritten with the same content is mapped again; different content raises ``SourceChangedError``.
         """
         known = self.stamp()
         try:
@@ -171,10 +178,10 @@ class LocalFile(DataFile):
         except SourceError:
             if self._values is None:
                 raise
-            found = known  # removed, but its map is whole
+            found = known  # removed, but its map is complete
         values = self._values
         if values is None or found != known:
-            # Most of thousands of files never need a lock, so it is made here; setdefault is atomic.
+            # Most of thousands of files never need a lock, so it is created here; setdefault is atomic.
             with self.__dict__.setdefault("_lock", ForkSafeLock()):
                 if found != known:
                     self._take_over(known, found)
@@ -186,25 +193,36 @@ class LocalFile(DataFile):
             self._recent.use(self)
         return values
 
+    def check_unchanged(self) -> None:
+        """Check size and time, and the content if these differ; data read from a removed file is complete."""
+        known = self.stamp()
+        try:
+            found = self._look()
+        except SourceError:
+            return
+        if found != known:
+            with self.__dict__.setdefault("_lock", ForkSafeLock()):
+                self._take_over(known, found)
+
     def content(self) -> NDArray[np.uint8]:
-        """Return what `look_first` kept, which takes no look at the file; `values` where that was not kept."""
+        """Return what ``look_first`` kept, without accessing the file, or else ``values``."""
         values = self._values
         return values if values is not None and len(values) <= MAX_COPIED else self.values()
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes from ``start`` up to ``stop``."""
+        """Return the bytes from ``start`` to ``stop``."""
         values = self.values()
         if not 0 <= start <= stop <= len(values):
             raise self._outside()
         return values[start:stop].tobytes()
 
     def gather(self, starts: Indices, stops: Indices) -> Ragged:
-        """Copy many byte ranges out of the map."""
+        """Copy many byte ranges from the map."""
         self._check_ranges(starts, stops)
         return gather_rows(self.values(), starts, stops)
 
     def close(self) -> None:
-        """Unmap the file; arrays given out earlier stay valid."""
+        """Unmap the file; arrays returned earlier stay valid."""
         self._values = None
 
     def _look(self) -> Stamp:
@@ -215,7 +233,7 @@ class LocalFile(DataFile):
         return _stamp_of(found)
 
     def _take_over(self, known: Stamp, found: Stamp) -> None:
-        """Go on with a file that was written again, if its content is what it was."""
+        """Continue with a file that was rewritten, if its content is the same."""
         if found.size != known.size or self._probe is None or self._take_probe(found.size) != self._probe:
             raise SourceChangedError(
                 "the file changed while it was being read",
@@ -245,7 +263,7 @@ def _stamp_of(found: os.stat_result) -> Stamp:
 
 
 def _probe_of(descriptor: int, size: int) -> str:
-    """Return a digest of all of a small file, or of pieces spread over a larger one."""
+    """Return a digest of a whole small file, or of pieces spread over a larger one."""
     if size <= MAX_COPIED:
         return _digest(os.pread(descriptor, size, 0))
     last = size - PROBE_BYTES
@@ -259,21 +277,21 @@ def _digest(content: bytes) -> str:
 
 
 def _local_file_at(name: str, recent: RecentFiles | None, stamp: Stamp | None, probe: str | None) -> LocalFile:
-    # Stamp and probe travel too: a worker process must refuse a file replaced since its parent looked at it.
+    # Stamp and probe are pickled too: a worker process must reject a file replaced since its parent opened it.
     file = LocalFile(name, recent)
     file._stamp, file._probe = stamp, probe
     return file
 
 
 class RecentFiles:
-    """The files of one source that were used last: when there are too many, the one used longest ago is unmapped."""
+    """The most recently used files of one source: if there are too many, the least recently used is unmapped."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[str, LocalFile] = OrderedDict()
         self._lock = ForkSafeLock()
 
     def use(self, file: LocalFile) -> None:
-        """Note that a file is in use."""
+        """Record that a file is in use."""
         with self._lock:
             self._files[file.name] = file
             self._files.move_to_end(file.name)
@@ -285,10 +303,10 @@ class RecentFiles:
 
 
 def map_file(path: PathLike, size: int | None = None) -> NDArray[np.uint8]:
-    """Return the bytes of a file as a read-only array, paged in as they are touched; no descriptor stays open."""
+    """Return the bytes of a file as a read-only array, paged in on access; no descriptor stays open."""
     try:
         size = os.stat(path).st_size if size is None else size
-        if size <= MAX_COPIED:  # an empty file cannot be mapped, and a small one is copied sooner
+        if size <= MAX_COPIED:  # an empty file cannot be mapped, and a small one is faster to copy
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 return np.frombuffer(os.read(descriptor, size), dtype=np.uint8)
@@ -296,7 +314,7 @@ def map_file(path: PathLike, size: int | None = None) -> NDArray[np.uint8]:
                 os.close(descriptor)
         import pyarrow as pa
 
-        # Python's own mmap keeps a duplicate of the descriptor. Arrow's map outlives the file it was made from.
+        # Python's mmap keeps a duplicate of the descriptor. Arrow's map outlives the file it was created from.
         with pa.memory_map(os.fspath(path)) as mapped:
             return np.frombuffer(mapped.read_buffer(), dtype=np.uint8)
     except OSError as error:
@@ -304,12 +322,12 @@ def map_file(path: PathLike, size: int | None = None) -> NDArray[np.uint8]:
 
 
 def find_files(paths: Paths, *, suffixes: tuple[str, ...], remote: RemoteOptions | None = None) -> list[DataFile]:
-    """Return every file the names match: the names in the order given, what each one matches sorted by name.
+    """Return every file that the names match: the names in the given order, the matches of each sorted by name.
 
     Args:
         paths: a path, glob, folder or fsspec URL, or several.
-        suffixes: which files of a folder belong to the data.
-        remote: how files behind a URL are read.
+        suffixes: the suffixes of data files in a folder.
+        remote: how URLs are read.
     """
     names = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not names:

@@ -1,7 +1,8 @@
 """A source's samples that pass a filter, renumbered from 0.
 
-The filter runs over the source once, when the dataset is made. That costs a pass, and buys what filtering while
-reading cannot have: full batches of equal size on every rank, a known length, exact epochs and random access.
+The filter runs over the source once, when the dataset is created. That costs one pass, and makes possible what
+filtering while reading cannot: full batches of equal size on every rank, a known length, exact epochs and random
+access.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ __all__ = ["Filter", "FilteredSource"]
 
 Filter = Callable[[dict[str, Any]], bool]
 
-# Samples read at a time while filtering.
+# Number of samples read at a time while filtering.
 SCAN_ROWS = 1024
 
 
 class FilteredSource(Source):
-    """The samples of a source for which a function says yes.
+    """The samples of a source for which a function returns true.
 
     Args:
         source: the samples to choose from.
-        filter_fn: says of one sample, as stored, whether to keep it; it must not change its mind.
-        name: of the source, for errors.
+        filter_fn: returns whether to keep a sample, given as stored; it must be deterministic.
+        name: name of the source, for errors.
     """
 
     def __init__(self, source: Source, filter_fn: Filter, *, name: str) -> None:
         self._source = source
-        # Only the result is kept: worker processes then need not be able to pickle the function.
+        # Only the result is kept, so that the function need not be picklable for worker processes.
         self._kept = _kept(source, filter_fn, name)
         if not len(self._kept):
             raise ConfigError("filter_fn keeps no sample", source=name, samples=len(source))
@@ -47,7 +48,7 @@ class FilteredSource(Source):
 
     @property
     def kept(self) -> NDArray[np.int64]:
-        """For every sample its index in the unfiltered source."""
+        """The index of every sample in the unfiltered source."""
         return self._kept
 
     def read(self, indices: Indices) -> Columns:
@@ -61,7 +62,7 @@ class FilteredSource(Source):
         return digest.hexdigest()
 
     def shards(self) -> Sequence[int] | None:
-        """Return what is left of the source's own shards."""
+        """Return what is left of the source's shards."""
         lengths = self._source.shards()
         if lengths is None:
             return None
@@ -70,11 +71,11 @@ class FilteredSource(Source):
         return [int(count) for count in left if count]
 
     def parts(self) -> Sequence[Source]:
-        """Return the source to choose from."""
+        """Return the unfiltered source."""
         return (self._source,)
 
     def window(self) -> Window | None:
-        """Return how the source underneath is best shuffled, with what is left of its shards."""
+        """Return how the unfiltered source is best shuffled, with what is left of its shards."""
         window = self._source.window()
         if window is None:
             return None
@@ -83,7 +84,7 @@ class FilteredSource(Source):
         return Window(self.shards() or [len(self)], window.group)
 
     def prefetch(self, indices: Indices, reader: int) -> bool:
-        """Have the source underneath fetch samples that will be read soon."""
+        """Fetch samples of the unfiltered source that will be read soon."""
         return self._source.prefetch(self._kept[indices], reader)
 
 

@@ -1,4 +1,4 @@
-"""A lock that a forked child never finds held by a thread it does not have."""
+"""A lock that a forked child never finds held by a thread that it lacks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class ForkSafeLock:
-    """A mutual-exclusion lock, one a process.
+    """A mutual-exclusion lock, one per process.
 
-    A plain lock copied by a fork while another thread holds it stays locked in the child for good. Prefetch threads
-    read from sources all the time, also when a trainer forks its workers, so every lock of a source is of this kind.
+    A plain lock copied by a fork while another thread holds it stays locked in the child forever. Prefetch threads read
+    from sources all the time, even while a trainer forks its workers, so every lock of a source is of this kind.
     """
 
     __slots__ = ("_locks",)
@@ -28,7 +28,7 @@ class ForkSafeLock:
     def _mine(self) -> threading.Lock:
         process = os.getpid()
         lock = self._locks.get(process)
-        # setdefault is atomic: threads that come at the same time get the same lock.
+        # setdefault is atomic: concurrent threads get the same lock.
         return lock if lock is not None else self._locks.setdefault(process, threading.Lock())
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,9 +1,9 @@
-"""A fingerprint of a function: of everything of one's own that its result depends on.
+"""A fingerprint of a function: of all user code and values on which its result depends.
 
-It covers the function's code and that of functions inside it, its defaults and closures, and every global it names,
-also through modules (``table.VOCABULARY``): own functions and classes by their code, plain values by their content.
-What comes with Python or an installed package is identified by its name. Anything else cannot be fingerprinted and is
-refused rather than passed over, as a tokenizer is whose vocabulary may have changed.
+It covers the function's code and that of nested functions, its defaults and closures, and every global it names, also
+through modules (``table.VOCABULARY``): the user's functions and classes by their code, plain values by their content.
+Anything from Python or an installed package is identified by its name. Anything else, such as a tokenizer whose
+vocabulary may have changed, cannot be fingerprinted and is rejected.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from holdfast.errors import ConfigError
 
 __all__ = ["fingerprint_of"]
 
-MAX_DEPTH = 64  # of functions and values inside a function
+MAX_DEPTH = 64  # maximum nesting of functions and values
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, np.generic, np.dtype)
-# What every class has, and what decorators of the standard library leave in one: made of the rest.
+# What every class has, and what decorators of the standard library add: derived from the rest.
 _GENERATED = {
     *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__annotate__"),
     *(
@@ -67,7 +67,7 @@ def fingerprint_of(function: Callable[..., Any]) -> str:
 class _Fingerprint:
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=16)
-        self._known: dict[int, Any] = {}  # functions, classes and objects already added, which may name each other
+        self._known: dict[int, Any] = {}  # functions, classes and objects already added, which may refer to each other
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
@@ -100,7 +100,7 @@ class _Fingerprint:
         elif id(value) in self._known:
             self._say("again")
         else:
-            self._known[id(value)] = value  # held, so that no other object gets its id
+            self._known[id(value)] = value  # kept alive, so that no other object gets its id
             self._add_object(value, depth)
 
     def add_all(self, values: Iterable[Any], depth: int) -> None:
@@ -137,7 +137,7 @@ class _Fingerprint:
             raise ConfigError(
                 "the function uses something that cannot be fingerprinted",
                 kind=type(value).__name__,
-                hint="give version=…, and another one when the function or what it uses changes",
+                hint="pass version=…, and change it when the function or what it uses changes",
             )
 
     def _add_function(self, function: FunctionType, depth: int) -> None:
@@ -168,7 +168,7 @@ _MISSING = object()
 
 
 def _globals_named(code: CodeType) -> Iterator[tuple[str, ...]]:
-    """Yield each global that code names, and code inside it, with the attributes asked of it right away."""
+    """Yield each global that code names, including nested code, with the attributes accessed directly on it."""
     path: tuple[str, ...] = ()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and path:
@@ -210,7 +210,7 @@ def _name(value: Any) -> str:
 
 
 def _is_own(module: str | None) -> bool:
-    """Return whether a module is the user's own: neither Python's, nor of an installed package, nor of this one."""
+    """Return whether a module is user code: not part of Python, of an installed package or of holdfast."""
     if module is None or module == "__main__":
         return True
     if module.partition(".")[0] == "holdfast" or module in sys.builtin_module_names:

@@ -1,8 +1,8 @@
-"""Hugging Face datasets, read straight from the Arrow memory they map.
+"""Hugging Face datasets, read directly from their memory-mapped Arrow data.
 
-The dataset's own indexing builds Python objects row by row; here the columns are gathered out of the Arrow buffers
-(`holdfast.sources.arrow_memory`). What ``select``, ``shuffle``, ``filter`` and ``train_test_split`` leave behind as a
-mapping of indices is honoured.
+The indexing of ``datasets`` builds Python objects row by row; here the columns are gathered from the Arrow buffers
+(``holdfast.sources.arrow_memory``). The indices mapping created by ``select``, ``shuffle``, ``filter`` and
+``train_test_split`` is applied.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class HFSource(LazySource[_Opened]):
     """The samples of a map-style ``datasets.Dataset``.
 
     Args:
-        dataset: the dataset. Its format and transform are not applied: columns come as stored, so decode images and
-            audio in the stream's own transform.
-        columns: which columns to read; all when None.
-        fill_null: what replaces null, by column; without it a null is an error, except in floating-point columns
+        dataset: the dataset. Its format and transform are not applied: columns are returned as stored, so decode images
+            and audio in the stream's transform.
+        columns: the columns to read; None for all.
+        fill_null: replacements for null, by column; without one a null is an error, except in floating-point columns
             (NaN) and nested ones (None).
     """
 
@@ -41,7 +41,7 @@ class HFSource(LazySource[_Opened]):
     ) -> None:
         super().__init__()
         if isinstance(dataset, Mapping):
-            raise ConfigError("a DatasetDict holds several datasets: give one of its splits", splits=list(dataset))
+            raise ConfigError("a DatasetDict contains several datasets: pass one of its splits", splits=list(dataset))
         if not hasattr(dataset, "data") or not hasattr(dataset, "column_names"):
             raise ConfigError(
                 f"HFSource reads a map-style datasets.Dataset, not {type(dataset).__name__}",

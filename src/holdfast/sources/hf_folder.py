@@ -1,6 +1,7 @@
-"""Folders that ``datasets`` leaves behind: what ``save_to_disk`` writes, and the cache of ``load_dataset``.
+"""Folders written by ``datasets``: the output of ``save_to_disk``, and the cache of ``load_dataset``.
 
-They are read without ``datasets``, from the Arrow files they list; the classes and formats they name are not used.
+They are read without ``datasets``, from the Arrow files that they list; the classes and formats they name are
+ignored.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ _SAVED, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 
 def is_hf_folder(folder: PathLike) -> bool:
-    """Return whether a local folder is one that ``datasets`` wrote."""
+    """Return whether a local folder was written by ``datasets``."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in (_SAVED, _INFO, _SPLITS))
 
 
 class HFFolderSource(Source):
-    """The rows of a folder written by ``datasets``, in the order that its ``select`` or ``shuffle`` left.
+    """The rows of a folder written by ``datasets``, in the order given by ``select`` or ``shuffle``.
 
     Args:
-        folder: what ``save_to_disk`` wrote, or a folder of the cache with a ``dataset_info.json`` beside Arrow files.
-        split: which split, where the folder holds several.
-        columns: which columns to read; all when None.
-        fill_null: what replaces null, by column.
+        folder: the output of ``save_to_disk``, or a cache folder with a ``dataset_info.json`` and Arrow files.
+        split: the split, if the folder contains several.
+        columns: the columns to read; None for all.
+        fill_null: replacements for null, by column.
     """
 
     def __init__(
@@ -59,44 +60,44 @@ class HFFolderSource(Source):
         return [*self._rows.files, *(self._mapping.files if self._mapping else ())]
 
     def read(self, indices: Indices) -> Columns:
-        """Gather the rows at ``indices``, through the mapping of indices where there is one."""
+        """Gather the rows at ``indices``, through the indices mapping if there is one."""
         rows = check_indices(indices, len(self), source="HFFolderSource")
         if self._mapping is not None:
             (mapped,) = self._mapping.read(rows).values()
             if not isinstance(mapped, np.ndarray) or mapped.dtype.kind not in "iu":
-                raise SourceFormatError("invalid mapping of indices", file=self._mapping.files[0])
+                raise SourceFormatError("invalid indices mapping", file=self._mapping.files[0])
             if len(mapped) and (int(mapped.min()) < 0 or int(mapped.max()) >= len(self._rows)):
-                raise SourceFormatError("the mapping of indices points outside the rows", file=self._mapping.files[0])
+                raise SourceFormatError("the indices mapping points outside the rows", file=self._mapping.files[0])
             rows = mapped.astype(np.int64)
         return self._rows.read(rows)
 
     def shards(self) -> Sequence[int] | None:
-        """Return the number of rows of each record batch, where rows are in the order of the files."""
+        """Return the number of rows of each record batch, if rows are in file order."""
         return self._rows.shards() if self._mapping is None else None
 
     def parts(self) -> Sequence[Source]:
-        """Return the Arrow files of rows; those of the mapping of indices give no samples."""
+        """Return the Arrow files of rows; those of the indices mapping provide no samples."""
         return (self._rows,)
 
     def close(self) -> None:
-        """Let go of open files; a later `read` opens them again."""
+        """Close open files; a later ``read`` reopens them."""
         super().close()
         if self._mapping is not None:
             self._mapping.close()
 
 
 def _saved_files(top: ShardFolder, split: str | None) -> tuple[list[str], list[str]]:
-    """Return the files of rows, and those of the mapping of indices."""
+    """Return the files of rows, and those of the indices mapping."""
     if os.path.isfile(f"{top.place}/{_SPLITS}"):
         splits = top.read_json(_SPLITS).get("splits")
         if not isinstance(splits, list) or not all(isinstance(name, str) for name in splits):
-            raise SourceFormatError("the folder does not say which splits it holds", file=f"{top.place}/{_SPLITS}")
+            raise SourceFormatError("the folder does not say which splits it contains", file=f"{top.place}/{_SPLITS}")
         if split not in splits:
             raise ConfigError("name one of the splits", folder=top.place, split=split, splits=splits)
         return _saved_files(ShardFolder(top.file(split).name), None)
     if os.path.isfile(f"{top.place}/{_SAVED}"):
         if split is not None:
-            raise ConfigError("the folder holds a single split", folder=top.place, split=split)
+            raise ConfigError("the folder contains a single split", folder=top.place, split=split)
         state = top.read_json(_SAVED)
         return _listed(top, state, "_data_files"), _listed(top, state, "_indices_data_files")
     return _cached_files(top, split), []

@@ -1,64 +1,45 @@
-"""Indexes of data files, kept on disk: where each sample lies, found once and used by every later run.
+"""Indexes of data files on disk: where each sample is, found once and used by every later run.
 
-An index lies beside its data file, or in a cache folder where that cannot be written or is behind a URL; small files of
-one source share an index, so that a folder of thousands has one. An index is plain data: a JSON header and raw integer
-arrays, ended by a digest of all before it. It runs no code; what is torn, damaged, of another version, or made from
-another state of a data file is built again.
+An index is stored next to its data file, or in a cache folder if that is not writable or at a URL; small files of one
+source share an index, so that a folder of thousands has only one. An index that is torn, damaged, of another version
+(``holdfast.sources.saved_index``), or of another version of a data file is rebuilt.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from holdfast.errors import SourceError
 from holdfast.sources.collection import collection_paused
-from holdfast.sources.files import DataFile, LocalFile, map_file
-from holdfast.sources.remote import look_at, side_by_side
+from holdfast.sources.files import DataFile, LocalFile
+from holdfast.sources.remote import look_at
+from holdfast.sources.saved_index import HasForm, Index, join_indexes, load_index, save_index, split_index
+from holdfast.sources.side_by_side import side_by_side
 
-_MAGIC = b"holdfast index 1"
-_DIGEST_BYTES = 32
-_DTYPES = ("<i8", "|u1")
-MAX_HEADER_BYTES = 64 * 2**20
-MAX_INDEXED_AT_ONCE = 16  # remote files looked through side by side; each takes some 16 MiB of memory
+MAX_INDEXED_AT_ONCE = 16  # remote files scanned in parallel; each takes some 16 MiB of memory
 MAX_SMALL_FILE = 4 * 2**20  # local files up to this size share an index
-FILES_AT_ONCE = 512  # small files looked at before their index is built: building between system calls takes longer
-
-
-@dataclass(frozen=True, slots=True)
-class Index:
-    """Integer arrays and a small JSON-able mapping that say where a file's samples lie."""
-
-    arrays: dict[str, NDArray[Any]]
-    about: dict[str, Any] = field(default_factory=dict)
+FILES_AT_ONCE = 512  # small files opened before their index is built: building between system calls is slower
 
 
 Build = Callable[[Sequence[DataFile]], Sequence[Index]]
-HasForm = Callable[[Index], bool]
 
 
 def cached_indexes(
     files: Sequence[DataFile], kind: str, build: Build, *, has_form: HasForm, folder: str | os.PathLike[str] | None
 ) -> list[Index]:
-    """Return the index of every file: read from disk where one fits the file as it is now, else built and kept.
+    """Return the index of every file: from disk if it matches the current file, else built and saved.
 
     Args:
         files: the data files.
-        kind: what the index is of; another kind never fits.
-        build: makes the indexes of files.
-        has_form: whether an index read from disk holds the arrays and fields that one of this kind must.
-        folder: where to keep indexes instead of beside the files.
+        kind: the kind of index; another kind never matches.
+        build: builds the indexes of files.
+        has_form: returns whether an index from disk has the arrays and fields required for its kind.
+        folder: where to store indexes instead of next to the files.
     """
-    # By name, as a file may be named twice.
+    # By name, because a file may be given twice.
     local = {file.name: file for file in files if isinstance(file, LocalFile)}
     shared = _shared_indexes(list(local.values()), kind, build, has_form, folder) if len(local) > 1 else {}
 
@@ -73,12 +54,12 @@ def _own_index(
     file: DataFile, kind: str, build: Build, has_form: HasForm, folder: str | os.PathLike[str] | None
 ) -> Index:
     stamp = file.stamp()
-    if not stamp.is_versioned:  # it would be unknown later whether it still fits
+    if not stamp.is_versioned:  # it could not be checked later whether it still matches
         return build([file])[0]
     expected = {"kind": kind, "stamp": list(stamp), "probe": _probe(file)}
     places = _places(file.name, kind, folder, is_remote=file.is_remote)
     for place in places:
-        found = _load(place, expected)
+        found = load_index(place, expected)
         if found is not None and has_form(found):
             return found
     return _kept(places, build([file])[0], expected)
@@ -87,18 +68,18 @@ def _own_index(
 def _shared_indexes(
     files: Sequence[LocalFile], kind: str, build: Build, has_form: HasForm, folder: str | os.PathLike[str] | None
 ) -> dict[str, Index]:
-    """Return the small files' indexes by name, from the one they share; only new or changed files are read."""
+    """Return the small files' indexes by name, from their shared index; only new or changed files are read."""
     parent = os.path.commonpath({os.path.dirname(file.name) for file in files})
     places = _places(os.path.join(parent, "files"), kind, folder, is_remote=False)
     expected = {"kind": f"joined {kind}"}
     parts: dict[str, tuple[Any, Index]] = {}
     for place in places:
-        found = _load(place, expected)
-        if found is not None and (parts := _parts(found, has_form)):
+        found = load_index(place, expected)
+        if found is not None and (parts := split_index(found, has_form)):
             break
     now: dict[str, tuple[Any, Index]] = {}
     is_new = False
-    # Where there is no index, the look that says in which state a file is reads what the index is made of as well.
+    # Without an index, determining a file's version also reads what the index is built from.
     for start in range(0, len(files), FILES_AT_ONCE):
         with collection_paused():
             missing = []
@@ -120,48 +101,18 @@ def _shared_indexes(
                     now[name] = state, index
                     file.close()
     if is_new:
-        # Another source may be made of other files of the folder: theirs are kept while the files are there.
+        # Another source may use other files of the folder: their entries are kept while the files exist.
         others = {name: part for name, part in parts.items() if name not in now and os.path.exists(parent + name)}
-        index = _joined(others | now)
-        any(_save(place, index, expected) for place in places)
+        index = join_indexes(others | now)
+        any(save_index(place, index, expected) for place in places)
     return {parent + name: index for name, (_, index) in now.items()}
-
-
-@collection_paused()
-def _joined(parts: Mapping[str, tuple[Any, Index]]) -> Index:
-    """Return one index of many files: arrays of the same name end to end, as thousands of small ones take long."""
-    joined: dict[str, list[NDArray[Any]]] = {}
-    files = []
-    for file, (state, part) in parts.items():
-        files.append([file, state, part.about, {name: len(array) for name, array in part.arrays.items()}])
-        for name, array in part.arrays.items():
-            joined.setdefault(name, []).append(array)
-    return Index({name: np.concatenate(arrays) for name, arrays in joined.items()}, {"files": files})
-
-
-@collection_paused()
-def _parts(shared: Index, has_form: HasForm) -> dict[str, tuple[Any, Index]]:
-    """Return what a shared index says of each file: in which state it was, and where its samples lie."""
-    at = dict.fromkeys(shared.arrays, 0)
-    found: dict[str, tuple[Any, Index]] = {}
-    try:
-        for file, state, about, lengths in shared.about["files"]:
-            arrays = {name: shared.arrays[name][at[name] : at[name] + length] for name, length in lengths.items()}
-            for name, length in lengths.items():
-                at[name] += length
-            index = Index(arrays, dict(about))
-            if has_form(index):
-                found[str(file)] = state, index
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return {}
-    return found
 
 
 def _kept(places: list[Path], index: Index, expected: dict[str, Any]) -> Index:
     for place in places:
-        if _save(place, index, expected):
-            # Read back as a map: processes then share one copy of a large index.
-            return _load(place, expected) or index
+        if save_index(place, index, expected):
+            # Read back as a map, so that processes share one copy of a large index.
+            return load_index(place, expected) or index
     return index
 
 
@@ -177,70 +128,5 @@ def _places(name: str, kind: str, folder: str | os.PathLike[str] | None, *, is_r
 
 
 def _probe(file: DataFile) -> str:
-    # The server's tag already tells the versions of a remote file apart.
+    # The server's tag already distinguishes the versions of a remote file.
     return file.probe() if isinstance(file, LocalFile) else ""
-
-
-def _load(place: Path, expected: dict[str, Any]) -> Index | None:
-    try:
-        raw = map_file(place)
-    except SourceError:
-        return None
-    start = len(_MAGIC) + 8
-    if len(raw) < start + _DIGEST_BYTES or raw[: len(_MAGIC)].tobytes() != _MAGIC:
-        return None
-    body = raw[:-_DIGEST_BYTES]
-    if hashlib.blake2b(body.data, digest_size=_DIGEST_BYTES).digest() != raw[-_DIGEST_BYTES:].tobytes():
-        return None
-    header_bytes = int.from_bytes(raw[len(_MAGIC) : start].tobytes(), "little")
-    if header_bytes > min(MAX_HEADER_BYTES, len(body) - start):
-        return None
-    try:
-        header = json.loads(raw[start : start + header_bytes].tobytes())
-        if any(header[key] != value for key, value in expected.items()):
-            return None
-        arrays = {
-            str(name): _view(body[start + header_bytes :], int(at), str(dtype), int(count))
-            for name, (dtype, count, at) in header["arrays"].items()
-        }
-        about = dict(header["about"])
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return Index(arrays, about)
-
-
-def _view(body: NDArray[np.uint8], at: int, dtype: str, count: int) -> NDArray[Any]:
-    if dtype not in _DTYPES or at < 0 or count < 0:
-        raise ValueError("invalid array in an index")
-    size = count * np.dtype(dtype).itemsize
-    if at + size > len(body):
-        raise ValueError("an array of an index ends outside it")
-    return body[at : at + size].view(dtype)
-
-
-def _save(place: Path, index: Index, expected: dict[str, Any]) -> bool:
-    arrays, layout, at = [], {}, 0
-    for name, array in index.arrays.items():
-        plain = np.ascontiguousarray(array, dtype="<i8" if array.dtype.kind == "i" else "|u1")
-        layout[name] = (plain.dtype.str, len(plain), at)
-        arrays.append(plain.tobytes() + bytes(-plain.nbytes % 8))
-        at += len(arrays[-1])
-    header = json.dumps({**expected, "about": index.about, "arrays": layout}).encode()
-    header += b" " * (-(len(_MAGIC) + 8 + len(header)) % 8)  # keeps the arrays aligned
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    aside = None
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".index-", delete=False) as out:
-            aside = out.name
-            for piece in (_MAGIC, len(header).to_bytes(8, "little"), header, *arrays):
-                digest.update(piece)
-                out.write(piece)
-            out.write(digest.digest())
-        os.chmod(aside, 0o644)
-        os.replace(aside, place)
-    except OSError:
-        if aside is not None and os.path.exists(aside):
-            os.unlink(aside)
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""Decompression within bounds: what unpacks to more than was announced is refused before it fills the memory."""
+"""Bounded decompression: data that unpacks to more than was declared is rejected before it fills the memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.errors import SourceFormatError
 
 __all__ = ["MAX_INFLATED", "inflate"]
 
-MAX_INFLATED = 2**32  # bytes of one shard: the formats read here address theirs with 32 bits
+MAX_INFLATED = 2**32  # bytes of one shard: these formats use 32-bit offsets
 _PIECE = 16 * 2**20
 _BY_NAME = {"zstd": "zstd", "gz": "gzip", "gzip": "gzip", "br": "brotli", "bz2": "bz2", "lz4": "lz4"}
 
@@ -19,14 +19,14 @@ _BY_NAME = {"zstd": "zstd", "gz": "gzip", "gzip": "gzip", "br": "brotli", "bz2":
 def inflate(
     packed: Any, codec: str, *, name: str, size: int | None = None, limit: int = MAX_INFLATED
 ) -> NDArray[np.uint8]:
-    """Return what the bytes unpack to.
+    """Return the decompressed bytes.
 
     Args:
         packed: the compressed bytes, as a buffer.
-        codec: ``zstd``, ``gz``, ``br``, ``bz2``, ``lz4`` or ``snappy``; what follows a colon (a level) does not matter.
+        codec: ``zstd``, ``gz``, ``br``, ``bz2``, ``lz4`` or ``snappy``; anything after a colon (a level) is ignored.
         name: the file, for errors.
-        size: how many bytes must come out; None where nothing says so.
-        limit: how many bytes may come out.
+        size: the declared decompressed size; None if unknown.
+        limit: maximum decompressed size.
     """
     import pyarrow as pa
 
@@ -66,7 +66,7 @@ def _inflate_stream(packed: Any, codec: str, name: str, most: int) -> NDArray[np
 
 
 def _inflate_snappy(packed: Any, name: str, most: int) -> NDArray[np.uint8]:
-    """Unpack raw snappy, which begins with the size of what it unpacks to."""
+    """Unpack raw snappy, which begins with its decompressed size."""
     import pyarrow as pa
 
     raw = memoryview(packed).cast("B")

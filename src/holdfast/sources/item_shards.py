@@ -1,8 +1,8 @@
 """Shards of items with fields: what Mosaic's MDS and LitData have in common.
 
-A shard begins with the number of its items and where each begins and ends, as 32-bit numbers. An item begins with the
-sizes of those of its fields that have no fixed one; the fields follow, end to end. So many items are read by a few
-gathers: their bounds, their sizes, and each field of all of them.
+A shard begins with the number of its items and their offsets, as 32-bit numbers. An item begins with the sizes of its
+fields of variable size; the fields follow, end to end. Many items are therefore read with a few gathers: their bounds,
+their sizes, and each field of all of them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _COUNT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class ItemPart:
-    """Items that lie together: a shard, or a compressed stretch of one.
+    """Items stored together: a shard, or a compressed part of one.
 
     Attributes:
-        name: the file they are from.
-        offsets: where each item begins, and where the last one ends.
-        file: what the offsets count in, where the bytes are read from it,
-        memory: or the bytes, where they had to be unpacked.
-        unpack: unpacks a single item, where each is compressed on its own.
+        name: their file.
+        offsets: the start of each item, and the end of the last one.
+        file: the file to which the offsets refer, if the bytes are read from it,
+        memory: or the bytes, if they had to be unpacked.
+        unpack: unpacks a single item, if each is compressed separately.
     """
 
     name: str
@@ -47,17 +47,17 @@ class ItemPart:
 
     @property
     def nbytes(self) -> int:
-        """Memory this takes."""
+        """The memory this takes."""
         return self.offsets.nbytes + (0 if self.memory is None else self.memory.nbytes)
 
     def bytes_of(self, rows: Indices) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        """Return bytes, and where in them the items at ``rows`` begin and end."""
+        """Return bytes, and the starts and ends in them of the items at ``rows``."""
         return self.bytes_at(self.offsets[rows], self.offsets[rows + 1])
 
     def bytes_at(
         self, starts: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        """Return bytes, and where in them these stretches of the part, which must lie inside it, begin and end."""
+        """Return bytes, and the starts and ends in them of these ranges, which must be inside the part."""
         if self.memory is not None:
             return self.memory, starts, stops
         if isinstance(self.file, LocalFile):
@@ -80,7 +80,7 @@ class ItemPart:
 
 
 def part_in_file(file: DataFile, count: int) -> ItemPart:
-    """Return the items of a shard that is not compressed."""
+    """Return the items of an uncompressed shard."""
     head = _COUNT_BYTES * (count + 2)
     if file.size < head:
         raise SourceFormatError("a shard is shorter than its table of items", file=file.name, bytes=file.size)
@@ -88,7 +88,7 @@ def part_in_file(file: DataFile, count: int) -> ItemPart:
 
 
 def part_in_memory(name: str, memory: NDArray[np.uint8], count: int) -> ItemPart:
-    """Return the items of a shard that was compressed."""
+    """Return the items of a compressed shard."""
     head = _COUNT_BYTES * (count + 2)
     if len(memory) < head:
         raise SourceFormatError("a shard is shorter than its table of items", file=name, bytes=len(memory))
@@ -105,10 +105,10 @@ def _offsets(head: bytes, count: int, size: int, name: str) -> NDArray[np.int64]
 
 
 def check_offsets(offsets: NDArray[np.int64], *, first: int, last: int, name: str) -> NDArray[np.int64]:
-    """Return the offsets of items that follow each other inside their shard."""
+    """Return the offsets of items, checked to be consecutive and inside their shard."""
     if len(offsets) > 1 and (offsets[0] < first or offsets[-1] > last or bool((offsets[1:] < offsets[:-1]).any())):
         raise SourceFormatError(
-            "the items of a shard overlap, or lie outside it",
+            "the items of a shard overlap, or are outside it",
             file=name,
             first=int(offsets[0]),
             last=int(offsets[-1]),
@@ -120,9 +120,9 @@ def read_fields(part: ItemPart, rows: Indices, sizes: Sequence[int | None], want
     """Copy some fields of some items.
 
     Args:
-        part: where the items lie.
-        rows: which of its items.
-        sizes: the size of each field; None where every item says its own.
+        part: the part that contains the items.
+        rows: the items to copy.
+        sizes: the size of each field; None if it varies by item.
         wanted: the numbers of the fields to copy.
     """
     values, starts, stops = part.bytes_of(rows)

@@ -1,8 +1,8 @@
-"""What the fields of JSON lines hold, found by looking at some lines.
+"""The kinds of the fields of JSON lines, found by sampling some lines.
 
-A field's kind fixes the dtype of its column, so that it cannot change from one read to the next. Kinds are names a user
-can also write down: ``bool``, ``int64``, ``float64``, ``text``, ``list[int64]``, ``list[float64]``, and ``object`` for
-whatever nests deeper or mixes types, which comes as plain Python objects.
+A field's kind determines the dtype of its column, so that it cannot change between reads. Kinds are names that a user
+can also specify: ``bool``, ``int64``, ``float64``, ``text``, ``list[int64]``, ``list[float64]``, and ``object`` for
+deeper nesting or mixed types, which become plain Python objects.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError
 
 KINDS = ("bool", "int64", "float64", "text", "list[bool]", "list[int64]", "list[float64]", "object")
 
-# Kinds seen on the way that are no column's kind in the end.
+# Intermediate kinds that no column has in the end.
 _NOTHING, _EMPTY_LIST = "null", "list[null]"
 
 
@@ -39,7 +39,7 @@ def kind_of(value: Any) -> str:
 
 
 def merge_kinds(one: str, other: str) -> str:
-    """Return the kind that holds values of both."""
+    """Return the kind that can represent values of both."""
     if one == other or other == _NOTHING:
         return one
     if one == _NOTHING:
@@ -54,7 +54,7 @@ def merge_kinds(one: str, other: str) -> str:
 
 
 def merge_fields(samples: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return the kind of every field met in any of the samples, in the order first met."""
+    """Return the kind of every field in any of the samples, in order of first occurrence."""
     merged: dict[str, str] = {}
     for fields in samples:
         for name, kind in fields.items():
@@ -65,7 +65,7 @@ def merge_fields(samples: Iterable[Mapping[str, str]]) -> dict[str, str]:
 def settle(
     found: Mapping[str, str], *, columns: Iterable[str] | None, schema: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """Return the columns to read and their kinds: what was found, narrowed to ``columns``, overruled by ``schema``."""
+    """Return the columns to read and their kinds: what was found, narrowed to ``columns``, overridden by ``schema``."""
     stated = dict(schema or {})
     wrong = {name: kind for name, kind in stated.items() if kind not in KINDS}
     if wrong:
@@ -78,7 +78,7 @@ def settle(
             "columns not found in any sampled line",
             columns=missing,
             found=sorted(found),
-            hint="state rare fields in schema={name: kind}",
+            hint="specify rare fields with schema={name: kind}",
         )
-    # A field that was only ever null, or only ever an empty list, is not known well enough for a dtype.
+    # A field that was always null, or always an empty list, has no known dtype.
     return {name: merged[name] if merged[name] in KINDS else "object" for name in wanted}

@@ -1,7 +1,7 @@
-"""JSON lines: one object per line, read at random by byte offset.
+"""JSON lines: one object per line, with random access by byte offset.
 
-Where each line begins is found once, at the speed of the disk, and kept (`holdfast.sources.index_file`). A read copies
-the lines asked for into one buffer and parses them at once in C++.
+The start of each line is found once, at disk speed, and saved (``holdfast.sources.index_file``). A read copies the
+requested lines into one buffer and parses them together in C++.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from holdfast.sources.base import Columns, Indices, check_indices, has_lone_surr
 from holdfast.sources.compressed import LONGEST_MARK, check_not_compressed
 from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
-from holdfast.sources.index_file import Index, cached_indexes
+from holdfast.sources.index_file import cached_indexes
 from holdfast.sources.json_kinds import kind_of, merge_fields, settle
 from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
 from holdfast.sources.ragged import Ragged
 from holdfast.sources.remote import RemoteOptions
+from holdfast.sources.saved_index import Index
 
-# Fetched at a time, and looked through at a time: the latter stays in the processor's cache.
+# Bytes fetched at a time, and scanned at a time: the latter fit in the processor's cache.
 _FETCH_BYTES = 16 * 2**20
 _SCAN_BYTES = 256 * 2**10
-# Lines whose fields are looked at to learn the columns: of a file, and of all files together.
+# Number of lines whose fields are sampled to learn the columns: per file, and in total.
 MIN_LOOKED_AT, MAX_LOOKED_AT, MAX_LOOKED_AT_IN_ALL = 2, 512, 32_768
 _NEWLINE = 10
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -47,16 +48,16 @@ class _Opened:
 
 
 class JsonlSource(FileSource[_Opened]):
-    """Samples in JSON-lines files; blank lines are no samples.
+    """Samples in JSON-lines files; blank lines are not samples.
 
     Args:
         paths: files, globs, folders or URLs.
-        columns: which fields to read; all that were seen when None.
-        schema: kinds that overrule what looking at some lines suggests (`holdfast.sources.json_kinds`), e.g.
-            ``{"score": "float64", "messages": "object"}``.
-        fill_null: what replaces null or a missing field, by column; without it such a line is an error, except in
+        columns: the fields to read; None for all that were found.
+        schema: kinds that override those found by sampling (``holdfast.sources.json_kinds``), e.g. ``{"score":
+            "float64", "messages": "object"}``.
+        fill_null: replacements for null or a missing field, by column; without one such a line is an error, except in
             floating-point columns (NaN) and object columns (None).
-        index_dir: where to keep the index instead of beside each file.
+        index_dir: where to store the index instead of next to each file.
         remote: how URLs are read.
     """
 
@@ -81,11 +82,11 @@ class JsonlSource(FileSource[_Opened]):
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The kind of every column read."""
+        """The kind of every column."""
         return dict(self._opened.kinds)
 
     def shards(self) -> Sequence[int] | None:
-        """Return the number of lines of each file, when there are several."""
+        """Return the number of lines of each file, if there are several."""
         return np.diff(self._opened.bounds).tolist() if len(self._files) > 1 else None
 
     def read(self, indices: Indices) -> Columns:
@@ -165,7 +166,7 @@ class JsonlSource(FileSource[_Opened]):
     def _column(self, name: str, kind: str, values: list[Any], rows: Indices) -> Any:
         import pyarrow as pa
 
-        # Arrow would cut 1.5 down to an int64 without a word, so every value is looked at first.
+        # Arrow would silently truncate 1.5 to an int64, so every value is checked first.
         allowed = {"null"} if name in self._fill_null or kind == "float64" else set()
         for row, value in zip(rows.tolist(), values, strict=True):
             if not _fits(value, kind, allowed):
@@ -187,7 +188,7 @@ class JsonlSource(FileSource[_Opened]):
         return parsed
 
     def _explain(self, lines: Ragged, rows: Indices, kinds: dict[str, str], reason: str) -> SourceFormatError:
-        """Return which line was wrong: parsed again one by one, since Arrow counts lines of the buffer only."""
+        """Find the invalid line by parsing one by one, since Arrow only counts lines of the buffer."""
         for row, line in zip(rows.tolist(), lines.to_bytes(), strict=True):
             try:
                 parsed = self._parse_line(line, row)
@@ -201,13 +202,13 @@ class JsonlSource(FileSource[_Opened]):
     def _misfit(self, row: int, name: str, kind: str, value: Any) -> SourceFormatError:
         found = kind_of(value)
         return SourceFormatError(
-            f"a line holds {found} where the column is {kind}",
+            f"a line has {found}, but the column is {kind}",
             file=self._place(row),
             index=row,
             column=name,
-            hint=f"give fill_null={{{name!r}: …}}"
+            hint=f"pass fill_null={{{name!r}: …}}"
             if value is None
-            else f"state its kind: schema={{{name!r}: 'object'}}",
+            else f"specify its kind: schema={{{name!r}: 'object'}}",
         )
 
     def _place(self, row: int | None) -> str:
@@ -247,7 +248,7 @@ def _build_indexes(files: Sequence[DataFile], *, looked_at: int) -> list[Index]:
 
 
 def _build_together(files: Sequence[DataFile], looked_at: int) -> list[Index]:
-    """Return the indexes of files small enough to be indexed as one, which costs much less than each on its own."""
+    """Return the indexes of files small enough to be indexed together, which is much cheaper than one by one."""
     if len(files) == 1:
         return [_build_index(files[0], looked_at)]
     contents = [_content(file) for file in files]
@@ -291,7 +292,7 @@ def _build_index(file: DataFile, looked_at: int) -> Index:
         stops = np.append(stops, file.size)  # the last line has no newline
     starts = np.concatenate(([0], stops[:-1])) if len(stops) else stops
     if head.startswith(_BYTE_ORDER_MARK) and len(starts):
-        starts[0] = len(_BYTE_ORDER_MARK)  # no part of the first object
+        starts[0] = len(_BYTE_ORDER_MARK)  # not part of the first object
     short = np.flatnonzero(stops - starts <= 2)
     blank = [not row.strip() for row in file.gather(starts[short], stops[short]).to_bytes()]
     starts, stops = np.delete(starts, short[blank]), np.delete(stops, short[blank])
@@ -301,7 +302,7 @@ def _build_index(file: DataFile, looked_at: int) -> Index:
 
 
 def _spread(count: int, most: int) -> NDArray[np.int64]:
-    """Up to ``most`` of the numbers below ``count``, spread evenly, the first and the last among them."""
+    """Return up to ``most`` of the numbers below ``count``, spread evenly, including the first and the last."""
     return np.arange(count) if count <= most else np.arange(most) * (count - 1) // (most - 1)
 
 

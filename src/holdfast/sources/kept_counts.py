@@ -1,7 +1,6 @@
-"""Counts of a source kept in a folder, so that the pass that found them is made once.
+"""Counts about a source stored in a folder, so that they are computed only once.
 
-A file says what its counts are of and ends with a digest of all before it: one that is torn, damaged or of something
-else is never taken for a good one.
+A file identifies its counts and ends with a digest: one that is torn, damaged or about something else is never used.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ _DIGEST_BYTES = 16
 
 
 class Kept(NamedTuple):
-    """What a file holds."""
+    """The content of a file."""
 
     about: str
     counts: NDArray[Any]
 
 
 def kept_file(folder: str | os.PathLike[str], kind: str, about: str) -> Path:
-    """Return where counts of a kind are kept, by what they are of."""
+    """Return the path of counts of a kind, given what they are about."""
     return Path(folder) / f"{kind}-{hashlib.blake2b(about.encode(), digest_size=8).hexdigest()}"
 
 
 def kept_counts(path: Path) -> Kept | None:
-    """Return the counts of a file; None where there is none, or one that is not sound."""
+    """Return the counts in a file, or None if it does not exist or is invalid."""
     try:
         raw = path.read_bytes()
     except OSError:
@@ -51,7 +50,7 @@ def kept_counts(path: Path) -> Kept | None:
 
 
 def keep_counts(path: Path, kept: Kept) -> None:
-    """Write a file of counts, whole or not at all.
+    """Write a file of counts, completely or not at all.
 
     Raises:
         SourceError: the folder cannot be written to.
@@ -68,5 +67,5 @@ def keep_counts(path: Path, kept: Kept) -> None:
         raise SourceError(
             f"the folder of indexes cannot be written to: {error.strerror}",
             index_dir=str(path.parent),
-            hint="give a writable index_dir, or none",
+            hint="pass a writable index_dir, or none",
         ) from error

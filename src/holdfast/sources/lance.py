@@ -1,4 +1,4 @@
-"""Lance datasets, read by the ``lance`` library: ``pip install 'holdfast[lance]'``."""
+"""Lance datasets, read with the ``lance`` library: ``pip install 'holdfast[lance]'``."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class _Opened:
 
 
 class LanceSource(LazySource[_Opened]):
-    """The rows of a Lance dataset, at one version of it.
+    """The rows of one version of a Lance dataset.
 
     Args:
         folder: the dataset's folder or URL.
-        columns: which columns to read; all when None.
-        fill_null: what replaces null, by column.
-        version: which version to read; the newest when None, fixed when the source is first opened.
+        columns: the columns to read; None for all.
+        fill_null: replacements for null, by column.
+        version: the version to read; None for the newest when the source is first opened.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LanceSource(LazySource[_Opened]):
         """Take the rows at ``indices``."""
         opened = self._opened
         rows = check_indices(indices, len(self), source="LanceSource")
-        # Lance gives the rows in its own order, once each.
+        # Lance returns the rows in its own order, once each.
         wanted, back = np.unique(rows, return_inverse=True)
         with self._told("read the rows", SourceFormatError):
             table = opened.dataset.take(wanted.tolist(), columns=opened.columns).combine_chunks()
@@ -77,7 +77,7 @@ class LanceSource(LazySource[_Opened]):
             import lance
         except ImportError as error:
             raise MissingDependencyError(
-                f"Lance datasets are read by the lance library: {error}", hint="pip install 'holdfast[lance]'"
+                f"Lance datasets need the lance library: {error}", hint="pip install 'holdfast[lance]'"
             ) from error
         with self._told("open the dataset", SourceError):
             dataset = lance.dataset(self._folder, version=self._version)
@@ -92,7 +92,7 @@ class LanceSource(LazySource[_Opened]):
 
     @contextmanager
     def _told(self, doing: str, kind: type[SourceError]) -> Iterator[None]:
-        """Raise what the library raises as an error of ours; a panic of its Rust code is a ``BaseException``."""
+        """Convert the library's errors to ours; a panic in its Rust code is a ``BaseException``."""
         try:
             yield
         except BaseException as error:

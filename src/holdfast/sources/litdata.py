@@ -1,8 +1,8 @@
-"""LitData folders as they are: chunks of samples listed by an ``index.json``, raw or compressed with zstd.
+"""LitData folders: chunks of samples listed in an ``index.json``, raw or compressed with zstd.
 
-A chunk is opened when first read. Rows that LitData keeps as an Arrow table are read by Arrow. Compressed chunks are
-unpacked in memory, within ``cache_bytes``: whole, in stretches of samples or sample by sample, as they were written.
-Leaves that hold pickles run code when loaded and are refused.
+A chunk is opened when first read. Rows that LitData stores as an Arrow table are read by Arrow. Compressed chunks are
+unpacked in memory, within ``cache_bytes``: whole, in groups of samples or sample by sample, as they were written.
+Leaves that are pickles run code when loaded and are refused.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class _Opened:
 
 
 class LitDataSource(FileSource[_Opened]):
-    """The samples of a folder that ``litdata.optimize`` wrote.
+    """The samples of a folder written by ``litdata.optimize``.
 
-    A sample's leaves are columns named by their path (``image``, ``boxes.0``); a sample that is a single leaf gives the
+    A sample's leaves are columns named by their path (``image``, ``boxes.0``); a sample that is a single leaf has the
     column ``value``, and token chunks (``TokensLoader``) the column ``tokens``.
 
     Args:
         folder: the folder with the ``index.json``, or its URL.
-        columns: which columns to read; all when None.
-        block_size: tokens in a sample, for token chunks, which do not say it.
-        cache_bytes: most memory for unpacked chunks and for tables of where samples lie; the one in use always stays.
+        columns: the columns to read; None for all.
+        block_size: tokens per sample, for token chunks, which do not store it.
+        cache_bytes: maximum memory for unpacked chunks and tables of sample offsets; the one in use is always kept.
         remote: how URLs are read.
     """
 
@@ -84,12 +84,12 @@ class LitDataSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int]:
-        """Return samples of each chunk."""
+        """Return the number of samples of each chunk."""
         lengths: list[int] = np.diff(self._opened.bounds).tolist()
         return lengths
 
     def read(self, indices: Indices) -> Columns:
-        """Copy the leaves of the samples at ``indices`` out of their chunks."""
+        """Copy the leaves of the samples at ``indices`` from their chunks."""
         opened = self._opened
         rows = check_indices(indices, int(opened.bounds[-1]), source="LitDataSource")
         self._hurry(rows)
@@ -104,7 +104,7 @@ class LitDataSource(FileSource[_Opened]):
         return self._whole_files(rows, self._opened.bounds)
 
     def window(self) -> Window | None:
-        """Return how a remote source is best shuffled: by chunks, as they are fetched whole."""
+        """Return how a remote source is best shuffled: by chunks, which are fetched whole."""
         shards = [samples for samples in self.shards() if samples]
         if not self._is_remote:
             return None
@@ -113,6 +113,7 @@ class LitDataSource(FileSource[_Opened]):
 
     def _read_chunk(self, opened: _Opened, number: int, rows: Indices) -> Columns:
         held = opened.chunks.get(number, partial(read_chunk, self._chunks[number]))
+        self._chunks[number].file.check_unchanged()  # a chunk that is cached unpacked would hide it
         if isinstance(held, Frames):
             return read_by_part(rows, held.bounds, partial(self._read_frame, opened, number, held))
         if isinstance(held, ArrowRows):
@@ -141,7 +142,7 @@ class LitDataSource(FileSource[_Opened]):
         first, last = int(part.offsets[0]), int(part.offsets[-1])
         width = self._block * dtype.itemsize
         if last - first < self._chunks[number].tokens * dtype.itemsize:
-            raise SourceFormatError("a chunk holds fewer tokens than the index says", file=part.name)
+            raise SourceFormatError("a chunk has fewer tokens than the index says", file=part.name)
         values, starts, stops = part.bytes_at(first + rows * width, first + (rows + 1) * width)
         blocks = gather_rows(values, starts, stops).values.view(dtype)
         return {"tokens": blocks.reshape(len(rows), self._block)}
@@ -161,7 +162,7 @@ class LitDataSource(FileSource[_Opened]):
         return opened
 
     def _first_leaf(self, opened: _Opened, leaf: int) -> bytes:
-        """Return a leaf of the first sample as it is stored."""
+        """Return a leaf of the first sample as stored."""
         from holdfast.sources.field_decoders import as_bytes
 
         number = int(np.searchsorted(opened.bounds, 0, side="right")) - 1
@@ -182,7 +183,7 @@ def _formats_of(config: dict[str, Any], file: str) -> list[str]:
             "chunks written for this item loader cannot be read", file=file, item_loader=str(loader)[:80]
         )
     if loader == "TokensLoader" and (len(formats) != 1 or flat_dtype_of(formats[0], file=file) is None):
-        raise SourceFormatError("token chunks hold one array of tokens per item", file=file, format=formats[0][:80])
+        raise SourceFormatError("token chunks have one array of tokens per item", file=file, format=formats[0][:80])
     return [*formats]
 
 
@@ -195,7 +196,7 @@ def _block_size(tokens: bool, block_size: int | None, file: str) -> int:
         raise ConfigError(
             "token chunks do not store the number of tokens per sample",
             file=file,
-            hint="give block_size, as TokensLoader(block_size=…) does",
+            hint="pass block_size, like TokensLoader(block_size=…)",
         )
     return block_size
 

@@ -1,4 +1,4 @@
-"""A chunk of a LitData folder: its items, unpacked as it was packed."""
+"""A chunk of a LitData folder: its items, unpacked as they were packed."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _FRAME = np.dtype([("first", "<u4"), ("items", "<u4"), ("at", "<u8"), ("packed",
 
 @dataclass(frozen=True, slots=True)
 class LitDataChunk:
-    """What the index says of a chunk."""
+    """A chunk as listed in the index."""
 
     file: DataFile
     samples: int
     tokens: int
-    level: str | None  # "chunk", "batch" or "sample" where it is compressed
+    level: str | None  # "chunk", "batch" or "sample" if it is compressed
     codec: str
 
     @classmethod
     def of(cls, entry: Any, config: dict[str, Any], folder: ShardFolder) -> LitDataChunk:
-        """Return a chunk by its entry in the index."""
+        """Return a chunk given its entry in the index."""
         fields: dict[str, type | tuple[type, ...]] = {"filename": str, "chunk_size": int}
         checked = check_fields(entry, fields, file=folder.index_name, what="a chunk of the index")
         tokens = checked.get("dim") or 0
@@ -54,7 +54,7 @@ class LitDataChunk:
         if codec is not None and (not isinstance(codec, str) or level not in ("chunk", "batch", "sample")):
             raise SourceFormatError("unknown compression", file=folder.index_name, compression=str(codec)[:40])
         file = folder.file(checked["filename"])
-        # LitData's own reader unpacks the chunks of a local folder in place, and leaves the index as it was.
+        # LitData's reader unpacks the chunks of a local folder in place, without changing the index.
         if level == "chunk" and isinstance(file, LocalFile) and not os.path.isfile(file.name):
             unpacked = folder.file(checked["filename"].replace(f".{str(codec).partition(':')[0]}.bin", ".bin"))
             if os.path.isfile(unpacked.name):
@@ -64,16 +64,16 @@ class LitDataChunk:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A chunk whose items are compressed some hundred at a time."""
+    """A chunk whose items are compressed a few hundred at a time."""
 
     chunk: LitDataChunk
     bounds: NDArray[np.int64]  # items before each frame
-    offsets: NDArray[np.int64]  # where items begin in all of them, unpacked, end to end
+    offsets: NDArray[np.int64]  # the starts of all items, unpacked, end to end
     table: NDArray[Any]
 
     @property
     def nbytes(self) -> int:
-        """Memory this takes."""
+        """The memory this takes."""
         return self.offsets.nbytes + self.bounds.nbytes + self.table.nbytes
 
     def part(self, number: int) -> ItemPart:
@@ -88,7 +88,7 @@ class Frames:
 
 
 def read_chunk(chunk: LitDataChunk) -> ItemPart | Frames | ArrowRows:
-    """Return the items of a chunk, where its compressed stretches lie, or its rows."""
+    """Return the items of a chunk, its compressed frames, or its rows."""
     file = chunk.file
     if chunk.level == "batch":
         return _read_frames(chunk)

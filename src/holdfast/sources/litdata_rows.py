@@ -1,6 +1,6 @@
-"""LitData chunks of plain rows: a table of empty items, and all rows in an Arrow table behind it.
+"""LitData chunks of plain rows: a table of empty items, followed by all rows in an Arrow table.
 
-LitData writes chunks this way where a sample is a dict of text, bytes, numbers and what nests of them. The Arrow file
+LitData writes chunks this way if a sample is a dict of text, bytes, numbers and nested values of these. The Arrow file
 is followed by its size and eight bytes that mark it.
 """
 
@@ -33,7 +33,7 @@ class ArrowRows:
     Attributes:
         name: its file.
         table: the Arrow table.
-        nbytes: memory this takes.
+        nbytes: the memory this takes.
     """
 
     name: str
@@ -49,8 +49,8 @@ class ArrowRows:
 
         Args:
             leaf: its path, joined by dots.
-            data_format: what the index says it is; every chunk gives it as that.
-            rows: which rows.
+            data_format: its format according to the index, the same for every chunk.
+            rows: the rows to copy.
         """
         kind = data_format.partition(":")[0]
         if kind == "json":
@@ -99,12 +99,12 @@ class ArrowRows:
 
 
 def read_rows(file: DataFile, start: int, count: int) -> ArrowRows | None:
-    """Return the rows of a chunk; None where it holds none.
+    """Return the rows of a chunk, or None if it has none.
 
     Args:
         file: the chunk.
         start: where its items end.
-        count: how many rows the index says it has.
+        count: number of rows according to the index.
     """
     import pyarrow as pa
 
@@ -116,7 +116,7 @@ def read_rows(file: DataFile, start: int, count: int) -> ArrowRows | None:
     stop = file.size - _TAIL.size
     if size > stop - start:
         raise SourceFormatError("the rows of a chunk do not match its size", file=file.name, bytes=size)
-    # Copied, as Arrow needs its buffers aligned, and as a file may be cut short later.
+    # Copied, because Arrow needs aligned buffers, and because a file may be truncated later.
     raw = np.frombuffer(bytes(file.read(stop - size, stop)), dtype=np.uint8)
     schema, batches, decoded = parse_batches(raw, file.name, MAX_INFLATED)
     try:

@@ -1,7 +1,7 @@
-"""What LitData's serializers write: the leaves of a sample, by the names that its index gives their formats.
+"""The output of LitData's serializers: the leaves of a sample, by the format names in its index.
 
-Formats that hold pickles (``pickle``, ``graph``) run code when loaded and are refused. Images, audio, video and other
-media come as the bytes of their files.
+Formats that are pickles (``pickle``, ``graph``) run code when loaded and are refused. Images, audio, video and other
+media are returned as the bytes of their files.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ __all__ = ["column_names", "decoder_of", "flat_dtype_of", "parse_nested", "unsaf
 
 _MEDIA = ("bytes", "file", "video", "audio", "image", "nifti", "mesh", "pdf", "tifffile", "pil", "jpeg", "jpeg_array")
 _PICKLES = ("pickle", "graph")
-# By the numbers that formats and array headers use; what is not here NumPy does not have, or would be a pickle.
+# By the numbers in formats and array headers; the missing ones do not exist in NumPy, or would be pickles.
 _TORCH_DTYPES = "<f4 <f4 <f8 <f8 <c8 <c8 <c16 <c16 <f2 <f2 - |u1 |i1 <i2 <i2 <i4 <i4 <i8 <i8 |b1 <u2"
 _NUMPY_DTYPES = "|i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16 |b1"
 _TORCH, _NUMPY = (dict(enumerate(dtypes.split())) for dtypes in (_TORCH_DTYPES, _NUMPY_DTYPES))
 MAX_DIMENSIONS = 32
-MAX_DEPTH = 64  # of nested values, and of what a sample is made of
+MAX_DEPTH = 64  # maximum nesting of values and samples
 
 
 def unsafe(data_format: str) -> bool:
-    """Return whether decoding would run code of the file's author."""
+    """Return whether decoding would run code from the file's author."""
     return data_format.partition(":")[0] in _PICKLES
 
 
 def flat_dtype_of(data_format: str, *, file: str) -> np.dtype[Any] | None:
-    """Return the dtype of a one-dimensional array's format; None for another format."""
+    """Return the dtype of a one-dimensional array format, or None for another format."""
     kind, _, number = data_format.partition(":")
     if kind not in ("no_header_numpy", "no_header_tensor"):
         return None
@@ -57,11 +57,11 @@ def flat_dtype_of(data_format: str, *, file: str) -> np.dtype[Any] | None:
 
 
 def decoder_of(data_format: str, sample: Callable[[], bytes], *, column: str, file: str) -> Decoder:
-    """Return what decodes a leaf.
+    """Return the decoder of a leaf.
 
     Args:
         data_format: its format.
-        sample: gives the bytes of the first sample, which decides what arrays that say their own form are.
+        sample: returns the bytes of the first sample, which determines the form of arrays that include it.
         column: its name, for errors.
         file: the index, for errors.
     """
@@ -87,7 +87,7 @@ def decoder_of(data_format: str, sample: Callable[[], bytes], *, column: str, fi
 
 
 def _array_decoder(known: dict[int, str], number: np.dtype[Any], sample: bytes, column: str) -> Decoder:
-    """Return what decodes arrays that begin with the numbers of their dtype and dimensions, and their shape."""
+    """Return a decoder of arrays that begin with the numbers of their dtype and dimensions, and their shape."""
     head = np.frombuffer(sample[:8], dtype=number) if len(sample) >= 8 else np.zeros(2, dtype=number)
     text = known.get(int(head[0]), "-")
     if len(sample) < 8 or text == "-" or int(head[1]) > MAX_DIMENSIONS:
@@ -107,7 +107,7 @@ def _array_decoder(known: dict[int, str], number: np.dtype[Any], sample: bytes, 
 
 
 def column_names(data_spec: object, count: int, *, file: str) -> list[str]:
-    """Return a name per leaf of a sample: its path, joined by dots; ``value`` where a sample is a single leaf."""
+    """Return a name per leaf of a sample: its path, joined by dots; ``value`` if a sample is a single leaf."""
     try:
         tree = json.loads(data_spec)[1] if isinstance(data_spec, str) else None
         names = [".".join(path) or "value" for path in _leaves(tree, (), 0)]
@@ -132,7 +132,7 @@ def _leaves(tree: Any, path: tuple[str, ...], depth: int) -> list[tuple[str, ...
     ]
 
 
-# Nested values: JSON text, or one of these tags and what it announces.
+# Nested values: JSON text, or one of these tags and its content.
 (_JSON, _STRINGS, _INTEGERS, _FLOATS, _BOOLS, _DICT, _RECORDS, _STRING, _INTEGER, _FLOAT, _BOOL, _NONE) = range(12)
 _RECORD_NONE, _RECORD_STRING, _RECORD_INTEGER, _RECORD_FLOAT, _RECORD_BOOL = range(0x10, 0x15)
 _SCALAR_OF_RECORD = {
@@ -146,10 +146,10 @@ MIN_TEXT = 0x20  # a first byte above this begins JSON text
 
 
 def parse_nested(data: bytes) -> Any:
-    """Return the lists, dicts and plain values that a leaf of the format ``json`` holds.
+    """Return the lists, dicts and plain values of a leaf of format ``json``.
 
     Raises:
-        ValueError: the bytes are not such a value.
+        ValueError: the bytes are not a valid value.
     """
     if not data or data[0] > MIN_TEXT:
         return json.loads(data)

@@ -1,7 +1,7 @@
-"""Mosaic's MDS folders as they are: shards of samples, raw or compressed, listed by an ``index.json``.
+"""Mosaic's MDS folders: shards of samples, raw or compressed, listed in an ``index.json``.
 
-A shard is opened when first read; a compressed one is unpacked in memory, within ``cache_bytes``. Columns of the
-encoding ``pkl`` hold pickles, which run code when loaded, and are refused.
+A shard is opened when first read; a compressed one is unpacked in memory, within ``cache_bytes``. Columns with the
+encoding ``pkl`` are pickles, which run code when loaded, and are refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["MDSSource"]
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """What the index says of a shard: its file, raw or compressed, and the bytes the raw one has."""
+    """A shard as listed in the index: its file, raw or compressed, and its raw size."""
 
     raw: DataFile
     packed: DataFile | None
@@ -51,12 +51,12 @@ class _Opened:
 
 
 class MDSSource(FileSource[_Opened]):
-    """The samples of an MDS folder, as ``streaming.MDSWriter`` writes them.
+    """The samples of an MDS folder, as written by ``streaming.MDSWriter``.
 
     Args:
         folder: the folder with the ``index.json``, or its URL; its index may list shards in folders below it.
-        columns: which columns to read; all when None.
-        cache_bytes: most memory for unpacked shards and for tables of where samples lie; the one in use always stays.
+        columns: the columns to read; None for all.
+        cache_bytes: maximum memory for unpacked shards and tables of sample offsets; the one in use is always kept.
         remote: how URLs are read.
     """
 
@@ -87,11 +87,11 @@ class MDSSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int]:
-        """Return samples of each shard."""
+        """Return the number of samples of each shard."""
         return [shard.samples for shard in self._shards]
 
     def read(self, indices: Indices) -> Columns:
-        """Copy the fields of the samples at ``indices`` out of their shards."""
+        """Copy the fields of the samples at ``indices`` from their shards."""
         opened = self._opened
         rows = check_indices(indices, int(opened.bounds[-1]), source="MDSSource")
         self._hurry(rows)
@@ -101,7 +101,7 @@ class MDSSource(FileSource[_Opened]):
         return self._whole_files(rows, self._opened.bounds)
 
     def window(self) -> Window | None:
-        """Return how a remote source is best shuffled: by shards, as they are fetched whole."""
+        """Return how a remote source is best shuffled: by shards, which are fetched whole."""
         if not self._is_remote:
             return None
         packed = [shard for shard in self._shards if shard.packed is not None]
@@ -119,6 +119,7 @@ class MDSSource(FileSource[_Opened]):
 
     def _read_shard(self, opened: _Opened, number: int, rows: Indices) -> Columns:
         part = opened.parts.get(number, partial(self._part, number))
+        self._files[number].check_unchanged()  # a shard that is cached unpacked would hide it
         fields = read_fields(part, rows, self._sizes, [column for _, column, _ in opened.decoders])
         columns: Columns = {}
         for (name, _, decode), field in zip(opened.decoders, fields, strict=True):
@@ -141,7 +142,7 @@ class MDSSource(FileSource[_Opened]):
     def _open(self) -> _Opened:
         bounds = bounds_of([shard.samples for shard in self._shards])
         parts: DecodedCache[ItemPart] = DecodedCache(self._cache_bytes, lambda part: part.nbytes)
-        first = int(np.searchsorted(bounds, 0, side="right")) - 1  # the first shard that holds a sample
+        first = int(np.searchsorted(bounds, 0, side="right")) - 1  # the first shard with a sample
         decoders = []
         for number in self._wanted:
             name, encoding = self._names[number], self._encodings[number]
@@ -155,7 +156,7 @@ class MDSSource(FileSource[_Opened]):
 
 
 def _columns_of(shards: list[Any], folder: ShardFolder) -> tuple[list[str], list[str], list[int | None]]:
-    """Return names, encodings and sizes of the columns, which every shard must share."""
+    """Return names, encodings and sizes of the columns, which all shards must share."""
     known: tuple[Any, ...] | None = None
     fields: dict[str, type | tuple[type, ...]] = {"column_names": list, "column_encodings": list, "column_sizes": list}
     for entry in shards:
@@ -212,7 +213,7 @@ def _shard(entry: Any, folder: ShardFolder) -> _Shard:
         )
     info: dict[str, type | tuple[type, ...]] = {"basename": str, "bytes": int}
     raw = check_fields(checked["raw_data"], info, file=folder.index_name, what="a shard's raw_data")
-    # Offsets in shards are 32-bit numbers, so no shard is longer than they reach.
+    # Offsets in shards are 32-bit numbers, which limits the size of a shard.
     if raw["bytes"] > MAX_INFLATED or 4 * (checked["samples"] + 2) > raw["bytes"]:
         raise SourceFormatError(
             "a shard is too small for what the index lists", file=folder.index_name, shard=raw["basename"][:200]
@@ -226,7 +227,7 @@ def _shard(entry: Any, folder: ShardFolder) -> _Shard:
 
 
 def _is_there(file: DataFile) -> bool:
-    """Return whether a shard that was compressed lies unpacked beside it, as Mosaic's own cache leaves it."""
+    """Return whether the unpacked version of a compressed shard exists, as Mosaic's cache leaves it."""
     if not isinstance(file, LocalFile):
         return False
     try:

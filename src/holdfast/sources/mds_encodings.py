@@ -1,4 +1,4 @@
-"""The encodings of MDS columns, by the names that its index gives them."""
+"""The encodings of MDS columns, by the names in its index."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _OBJECTS: Mapping[str, str] = MappingProxyType(
 )
 _PICKLES = ("pkl",)
 ENCODINGS = ("bytes", "str", "int", "ndarray", *SCALARS, *_IMAGES, *_OBJECTS)
-"""What can be read."""
+"""The supported encodings."""
 
-# An array that says its own dtype begins with one of these numbers.
+# An array that includes its dtype begins with one of these numbers.
 _DTYPE_CODES = MappingProxyType(
     {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 34: "f4", 64: "u8", 65: "i8", 66: "f8"}
 )
@@ -32,12 +32,12 @@ MAX_DIMENSIONS = 63
 
 
 def unsafe(encoding: str) -> bool:
-    """Return whether decoding would run code of the file's author."""
+    """Return whether decoding would run code from the file's author."""
     return encoding.partition(":")[0] in _PICKLES
 
 
 def fixed_size_of(encoding: str, *, column: str, file: str) -> int | None:
-    """Return how many bytes every value of an encoding has; None where values differ."""
+    """Return the size of every value of an encoding in bytes, or None if values differ."""
     if encoding == "int":
         return 8
     if encoding in SCALARS:
@@ -54,11 +54,11 @@ def fixed_size_of(encoding: str, *, column: str, file: str) -> int | None:
 
 
 def decoder_of(encoding: str, sample: Callable[[], bytes], *, column: str, file: str) -> Decoder:
-    """Return what decodes a column.
+    """Return the decoder of a column.
 
     Args:
         encoding: its encoding.
-        sample: gives the bytes of the first sample, which decides what arrays that say their own form are.
+        sample: returns the bytes of the first sample, which determines the form of arrays that include it.
         column: its name, for errors.
         file: the index, for errors.
     """
@@ -98,7 +98,7 @@ def _array_parameters(encoding: str, column: str, file: str) -> tuple[np.dtype[A
 
 
 def _array_decoder(dtype: np.dtype[Any] | None, sample: bytes, column: str) -> Decoder:
-    """Return what decodes arrays that say their own shape, and their own dtype where ``dtype`` is None."""
+    """Return a decoder of arrays that include their shape, and their dtype if ``dtype`` is None."""
     stated = dtype is None
     if len(sample) < 1 + stated or (stated and sample[0] not in _DTYPE_CODES) or not sample[stated] >> 2:
         raise SourceFormatError("the first array of a column has no type", column=column)

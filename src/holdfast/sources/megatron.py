@@ -1,7 +1,7 @@
-"""Megatron's indexed datasets as they are: tokens in a ``.bin`` file, and an ``.idx`` file that says where they lie.
+"""Megatron's indexed datasets: tokens in a ``.bin`` file, and an ``.idx`` file with their positions.
 
-The index lists sequences (their lengths and where they begin) and documents (which sequences each is made of); of a
-multimodal dataset it also gives each sequence's mode. It is mapped, and checked in one pass when first opened.
+The index lists sequences (their lengths and starts) and documents (the sequences of each); for a multimodal dataset it
+also lists the mode of each sequence. It is mapped, and checked in one pass when first opened.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 _OLD_MAGIC = b"TNTIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _VERSION = 1
-# Megatron has changed places of its two floating-point types once; the size of a token in the index tells which it is.
+# Megatron once swapped its two floating-point types; the token size in the index shows which one it is.
 _DTYPES = MappingProxyType(
     {1: ("u1",), 2: ("i1",), 3: ("i2",), 4: ("i4",), 5: ("i8",), 6: ("f8", "f4"), 7: ("f4", "f8"), 8: ("u2",)}
 )
@@ -55,12 +55,12 @@ class _Opened:
 class MegatronSource(FileSource[_Opened]):
     """The documents or sequences of Megatron indexed datasets.
 
-    Columns: ``tokens``; of a document also ``sequence_lengths``, the tokens of each of its sequences; of a multimodal
-    dataset ``modes``, a number per sequence.
+    Columns: ``tokens``; for documents also ``sequence_lengths``, the number of tokens of each sequence; for a
+    multimodal dataset ``modes``, one number per sequence.
 
     Args:
-        paths: the ``.bin`` files, or their common prefixes (``corpus_text_document``), globs, folders or URLs. Each has
-            its ``.idx`` beside it.
+        paths: the ``.bin`` files, or their common prefixes (``corpus_text_document``), globs, folders or URLs. Each
+            needs its ``.idx`` file next to it.
         unit: whether a sample is a ``"document"`` or a ``"sequence"``.
         remote: how URLs are read.
     """
@@ -80,7 +80,7 @@ class MegatronSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int] | None:
-        """Return samples of each file, when there are several."""
+        """Return the number of samples of each file, if there are several."""
         return np.diff(self._opened.bounds).tolist() if len(self._files) > 1 else None
 
     def read(self, indices: Indices) -> Columns:
@@ -103,7 +103,7 @@ class MegatronSource(FileSource[_Opened]):
             yield self._files[number], index.starts[first].astype(np.int64), ends
 
     def row_lengths(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return how many tokens each of the samples ``start`` … ``stop - 1`` has, from the index alone."""
+        """Return the number of tokens of each of the samples ``start`` … ``stop - 1``, from the index alone."""
         opened = self._opened
         check_indices([start, max(start, stop - 1)] if stop > start else [], len(self), source="MegatronSource")
         found = []
@@ -159,18 +159,18 @@ class MegatronSource(FileSource[_Opened]):
                 raise SourceFormatError("files differ in the dtype of tokens, or only some have modes", file=file.name)
         counts = [len(index.lengths) if self._unit == "sequence" else len(index.documents) - 1 for index in indexes]
         if not any(counts):
-            raise SourceFormatError("the datasets hold no samples", files=self.files[:5])
+            raise SourceFormatError("the datasets contain no samples", files=self.files[:5])
         return _Opened(indexes, bounds_of(counts))
 
     def close(self) -> None:
-        """Let go of open files; a later `read` opens them again."""
+        """Close open files; a later ``read`` reopens them."""
         super().close()
         for file in self._index_files:
             file.close()
 
 
 def _data_name(name: str) -> str:
-    """Return the name of the data file, for its index or for what both are called."""
+    """Return the name of the data file, given that of its index or their common prefix."""
     if name.endswith(".idx"):
         return f"{name[:-4]}.bin"
     bare = (
@@ -187,7 +187,7 @@ def _beside(data: DataFile, remote: RemoteOptions | None) -> DataFile:
         return RemoteFile(name, remote or RemoteOptions())
     if not os.path.isfile(name):
         raise SourceError(
-            "there is no index beside the data file",
+            "there is no index next to the data file",
             file=data.name,
             index=name,
             hint="flat files of tokens are read by TokenFileSource",
@@ -231,7 +231,7 @@ def _read_index(file: DataFile, data: DataFile) -> _Index:
 
 
 def _check(file: DataFile, data: DataFile, code: int, lengths: Any, starts: Any, bounds: Any) -> np.dtype[Any]:
-    """Return the dtype of a token once the sequences lie in the data file one after another, and documents in them."""
+    """Return the token dtype after checking that the sequences fill the data file and the documents the sequences."""
     if len(bounds) == 0 or bounds[0] != 0 or bounds[-1] != len(lengths) or (np.diff(bounds) < 0).any():
         raise SourceFormatError("the documents of the index do not cover its sequences", file=file.name)
     if (lengths < 0).any() or (starts < 0).any():

@@ -1,7 +1,7 @@
-"""Which source reads the data at a path, glob, folder or URL.
+"""Selects the source that reads the data at a path, glob, folder or URL.
 
-Files are recognised by their extensions, folders by their content; a folder of several kinds is refused rather than
-guessed at. Another kind is one more row of ``KINDS``.
+Files are recognised by their extensions, folders by their content; a folder of several kinds is rejected rather than
+guessed. A new kind is one more row of ``KINDS``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["ENDINGS", "KINDS", "Kind", "TokenLayout", "kind_of", "open_data"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLayout:
-    """How flat token files and token chunks are cut, and which split is meant: nothing in the data says so.
+    """How token files and token chunks are cut, and the split to read: the data does not say.
 
     Args:
-        length: tokens in a sequence.
-        dtype: how a token is stored.
+        length: tokens per sequence.
+        dtype: the stored type of a token.
         header_bytes: bytes to skip at the start of every file.
-        split: which split of a folder of several.
+        split: the split to read, if there are several.
     """
 
     length: int | None = None
@@ -43,10 +43,10 @@ class Kind:
     """A kind of data.
 
     Attributes:
-        name: what it is called.
-        endings: of its files, where they tell it.
-        is_folder: whether a local folder, or what a path names beside others, is of this kind.
-        open: gives the source.
+        name: its name.
+        endings: the suffixes of its files, if they identify it.
+        is_folder: returns whether a local folder or path is of this kind.
+        open: returns the source.
     """
 
     name: str
@@ -67,7 +67,7 @@ def kind_of(path: str) -> Kind:
     by_form = next((kind for kind in KINDS if kind.is_folder(local)), None)
     if by_form is not None:
         return by_form
-    if path.endswith(("/index.json", ".lance", ".idx")):  # behind a URL, where nothing was looked at
+    if path.endswith(("/index.json", ".lance", ".idx")):  # at a URL, where nothing was opened
         return next(kind for kind in KINDS if kind.name == {"n": "mds", "e": "lance", "x": "megatron"}[path[-1]])
     return _kind_by_ending(path, [file.name for file in find_files(path, suffixes=ENDINGS)])
 
@@ -84,7 +84,7 @@ def _kind_by_ending(path: str, names: list[str]) -> Kind:
     kinds = [kind for kind in KINDS if kind.endings and any(name.endswith(kind.endings) for name in names)]
     if len(kinds) > 1:
         raise SourceError(
-            "the folder holds files of several kinds",
+            "the folder contains files of several kinds",
             path=path,
             kinds=sorted(kind.name for kind in kinds),
             hint="name one kind, as in 'folder/*.tar'",
@@ -126,7 +126,7 @@ def _is_megatron(path: str) -> bool:
 
 
 def _opened_by(source: str) -> Callable[[str, TokenLayout], Source]:
-    """Return what opens a path with a source of this package, which is imported only then."""
+    """Return a function that opens a path with a source of this package, which is imported only then."""
 
     def open_path(path: str, _: TokenLayout) -> Source:
         made: Source = getattr(import_module("holdfast.sources"), source)(path)
@@ -154,12 +154,12 @@ def _open_tokens(path: str, layout: TokenLayout) -> Source:
         raise ConfigError(
             "a token file does not store its sequence length",
             path=path,
-            hint="give the sequence length (--seq-len), and --dtype if tokens are not uint16",
+            hint="pass the sequence length (--seq-len), and --dtype if tokens are not uint16",
         )
     try:
         dtype: np.dtype[Any] = np.dtype(layout.dtype)
     except TypeError as error:
-        raise ConfigError("there is no such dtype", dtype=layout.dtype, hint="e.g. uint16 or uint32") from error
+        raise ConfigError("unknown dtype", dtype=layout.dtype, hint="e.g. uint16 or uint32") from error
     return TokenFileSource(path, layout.length, dtype=dtype, header_bytes=layout.header_bytes)
 
 
@@ -177,5 +177,5 @@ KINDS: tuple[Kind, ...] = (
     Kind("array_record", (".array_record",), _never, _opened_by("ArrayRecordSource")),
     Kind("tokens", (".bin",), _never, _open_tokens),
 )
-"""Kinds of data; the first that fits reads it."""
+"""Kinds of data; the first match is used."""
 ENDINGS = tuple(ending for kind in KINDS for ending in kind.endings)

@@ -1,7 +1,7 @@
-"""The columns of packs: tokens, positions, documents, bounds and labels, laid out piece by piece.
+"""The columns of packs: tokens, positions, documents, bounds and labels.
 
-A pack is its pieces side by side, then its padding. Tokens are copied a piece at a time and the rest is repeated over
-pieces: indexing every token takes eight times as long (``bench/packing.py rates``).
+A pack is its pieces in a row, then its padding. Tokens are copied piece by piece and the other columns are repeated
+over pieces: indexing every token takes eight times as long (``bench/packing.py rates``).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["Pieces", "fill_packs"]
 
 Int64 = NDArray[np.int64]
 
-IGNORED_LABEL = -100  # what losses of torch leave out
+IGNORED_LABEL = -100  # ignored by torch's losses
 
 
 class Pieces(NamedTuple):
     """Pieces of documents, pack by pack.
 
     Attributes:
-        document: the number of the document of each; -1 where it is masked.
-        begin: where each begins among the values of all documents.
-        size: its tokens, at least one.
-        counts: how many pieces each pack has.
+        document: the number of each one's document; -1 if it is masked.
+        begin: the start of each among the values of all documents.
+        size: number of tokens of each, at least one.
+        counts: number of pieces of each pack.
     """
 
     document: Int64
@@ -39,11 +39,11 @@ class Pieces(NamedTuple):
 
 
 def fill_packs(pieces: Pieces, values: NDArray[Any], *, length: int, padding: int, labels: bool) -> Columns:
-    """Return the columns of packs of ``length`` tokens, filled up with ``padding``."""
+    """Return the columns of packs of ``length`` tokens, padded with ``padding``."""
     packs = len(pieces.counts)
     ends = bounds_of(pieces.size)[bounds_of(pieces.counts)]
     filled = np.diff(ends)
-    # One stretch more per pack, behind its pieces: the padding, if only of length 0.
+    # One more segment per pack, after its pieces: the padding, possibly empty.
     last = np.cumsum(pieces.counts + 1) - 1
     is_piece = np.ones(len(pieces.size) + packs, dtype=np.bool_)
     is_piece[last] = False
@@ -84,7 +84,7 @@ def _tokens(
 
 
 def _bounds(starts: Int64, sizes: Int64, last: Int64, length: int) -> Ragged:
-    """Return where the pieces of each pack begin, then where its padding does, if it has any, then its end."""
+    """Return the starts of the pieces of each pack, then of its padding if it has any, then its end."""
     own = np.ones(len(sizes) + len(last), dtype=np.bool_)
     ends = last + np.arange(1, len(last) + 1)
     own[ends] = False

@@ -1,12 +1,12 @@
-"""Documents packed into samples of one length before the order sees them: a pack is a sample like any other.
+"""Documents packed into samples of one length before the order: a pack is a sample like any other.
 
-A packer that fills bins while it streams has an open bin to save and restore. Here packs are made of windows of
-consecutive documents, each on its own (`holdfast.sources.window_packs`), so pack ``i`` is a pure function of the
-source: shuffling, mixing, resuming at another world size, skipping and ``when`` work as for any source, with no state.
-One pass over the lengths counts the packs per window; a read packs the windows it touches again.
+A packer that fills bins while streaming must save and restore its open bins. Here each window of consecutive documents
+is packed independently (``holdfast.sources.window_packs``), so pack ``i`` is a pure function of the source: shuffling,
+mixing, resuming at another world size, skipping and ``when`` work as for any source, with no state. One pass over the
+lengths counts the packs per window; a read repacks the windows it needs.
 
-In each epoch a document has other neighbours: pieces of the same size change places, which leaves the number of packs
-as it was, and packs as full; which of a window's packs are the less full ones may differ.
+A document has different neighbours in each epoch: pieces of equal size are exchanged, which changes neither the number
+of packs nor how full they are; which packs of a window are the less full ones may differ.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from holdfast.sources.base import Columns, Indices, Source, check_indices
 from holdfast.sources.decoded_cache import DecodedCache
 from holdfast.sources.document_windows import (
     DocumentWindows,
-    HasRowLengths,
     Piece,
     at_least_one,
     check_epochs,
@@ -46,7 +45,7 @@ __all__ = ["PackedSource", "Piece"]
 @dataclass(frozen=True, slots=True)
 class _PackedWindow:
     lengths: NDArray[np.int64]
-    documents: Ragged | None  # where they had to be read for their lengths
+    documents: Ragged | None  # if they had to be read for their lengths
     packs: Packs
 
     @property
@@ -56,7 +55,7 @@ class _PackedWindow:
 
 
 class _Chosen(NamedTuple):
-    """Pieces of some packs, pack by pack."""
+    """The pieces of some packs, pack by pack."""
 
     document: Indices
     start: Indices
@@ -75,23 +74,23 @@ class _Opened:
 class PackedSource(LazySource[_Opened]):
     """Documents of another source, packed into samples of ``length`` tokens.
 
-    Every token of every document is in exactly one pack; a document longer than a pack is cut. Columns: ``tokens``,
+    Every token of every document is in exactly one pack; a document longer than a pack is split. Columns: ``tokens``,
     ``position_ids`` (from 0 in each piece), ``document_ids`` (-1 where a pack is padded), ``cu_seqlens`` (the bounds of
-    the pieces, the padding as a last one, for attention over variable lengths), and ``labels`` where asked for.
+    the pieces, the padding as a last one, for attention over variable lengths), and optionally ``labels``.
 
     Args:
         source: the documents.
-        length: tokens in a pack.
+        length: tokens per pack.
         column: the source's column of tokens, of rows that differ in length.
-        window: how many consecutive documents are packed together; larger windows leave less padding.
+        window: number of consecutive documents that are packed together; larger windows leave less padding.
         padding: the token that fills a pack.
-        labels: also give ``labels``: the tokens, with -100 for padding and for the first token of each piece, which its
-            predecessor in the pack cannot foretell.
-        masked: documents whose tokens are left out without moving anything: padding takes their place, -100 in the
-            labels and -1 in ``document_ids``.
-        seed: of the arrangements; without one the packs of every epoch are the same.
-        cache_bytes: most memory for windows in use.
-        index_dir: a folder in which the number of packs per window is kept, so that they are counted once.
+        labels: also return ``labels``: the tokens, with -100 for padding and for the first token of each piece, which
+            the token before it cannot predict.
+        masked: documents whose tokens are replaced by padding without moving anything, with -100 in the labels and -1
+            in ``document_ids``.
+        seed: seed of the arrangement per epoch; None for the same packs in every epoch.
+        cache_bytes: maximum memory for windows in use.
+        index_dir: a folder for the number of packs per window, so that they are counted once.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class PackedSource(LazySource[_Opened]):
     def _read(self, indices: Indices, epoch: int) -> Columns:
         opened = self._opened
         rows = check_indices(indices, len(self), source="PackedSource")
-        if not isinstance(self._windows.source, HasRowLengths):  # each window holds its documents
+        if not self._windows.knows_lengths:  # each window has its documents
             return read_by_part(rows, opened.bounds, partial(self._fill_window, opened, epoch))
         touched, places = split_by_part(rows, opened.bounds)
         held = [self._window_at(opened, number, epoch) for number in touched]
@@ -152,19 +151,19 @@ class PackedSource(LazySource[_Opened]):
         return self._fill(chosen, documents, inside)
 
     def shards(self) -> Sequence[int] | None:
-        """Return packs of each window that has any: ``shuffle="window"`` then needs few windows at a time."""
+        """Return the number of packs of each non-empty window, the shards of ``shuffle="window"``."""
         counts = np.diff(self._opened.bounds)
         lengths: list[int] = counts[counts > 0].tolist()
         return lengths
 
     @property
     def padding_share(self) -> float:
-        """Which share of all packs is padding."""
+        """The fraction of padding over all packs."""
         opened = self._opened
         return 1 - opened.tokens / (len(self) * self._length) if len(self) else 0.0
 
     def fingerprint(self, length: int | None = None) -> str:
-        """Made of the documents' fingerprint and of how they are packed; masks do not count, as they move nothing."""
+        """Return a fingerprint of the documents and of how they are packed; masks move nothing and do not count."""
         opened = self._opened
         count = self._fingerprinted(length)
         windows = int(np.searchsorted(opened.bounds, count, side="left"))
@@ -174,7 +173,7 @@ class PackedSource(LazySource[_Opened]):
         return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
 
     def pieces(self, index: int, epoch: int = 0) -> list[Piece]:
-        """Return what the pack at this index is made of in an epoch."""
+        """Return the pieces of the pack at this index in an epoch."""
         opened = self._opened
         check_indices([index], len(self), source="PackedSource")
         number = int(np.searchsorted(opened.bounds, index, side="right")) - 1
@@ -184,7 +183,7 @@ class PackedSource(LazySource[_Opened]):
         return [Piece(*piece) for piece in zip(*(column.tolist() for column in columns), strict=True)]
 
     def samples_of(self, document: int, epoch: int = 0) -> list[int]:
-        """Return the packs that hold a document, or pieces of it, in an epoch; none if it is empty."""
+        """Return the packs that contain a document, or pieces of it, in an epoch; none if it is empty."""
         opened = self._opened
         check_indices([document], len(self._windows.source), source="PackedSource")
         number, inside = divmod(document, self._windows.size)
@@ -197,7 +196,7 @@ class PackedSource(LazySource[_Opened]):
         return (self._windows.source,)
 
     def prefetch(self, indices: Indices, reader: int) -> bool:
-        """Have the documents fetched that will be read soon."""
+        """Fetch documents that will be read soon."""
         windows = np.searchsorted(self._opened.bounds, indices, side="right") - 1
         return self._windows.prefetch(dict.fromkeys(windows.tolist()), reader)
 
@@ -217,7 +216,7 @@ class PackedSource(LazySource[_Opened]):
         return _Chosen(document + number * self._windows.size, start, size, held.lengths[document], counts)
 
     def _fill(self, chosen: _Chosen, documents: Ragged, inside: Indices) -> Columns:
-        """Fill packs with pieces of documents, which are those at ``inside``."""
+        """Fill packs with pieces of the documents at ``inside``."""
         if not _fits(self._padding, documents.dtype):
             raise ConfigError("padding is not a token", padding=self._padding, dtype=str(documents.dtype))
         document = chosen.document
@@ -237,7 +236,7 @@ class PackedSource(LazySource[_Opened]):
 
     def _make_window(self, number: int, epoch: int) -> _PackedWindow:
         lengths, documents = self._windows.lengths(number)
-        # The first epoch is the plain arrangement, ties broken by number.
+        # The first epoch has the plain arrangement, with ties broken by number.
         key = derive_key("packing", self._seed, epoch, number) if epoch and self._seed is not None else None
         return _PackedWindow(lengths, documents, pack_window(lengths, self._length, key))
 
@@ -253,13 +252,13 @@ class PackedSource(LazySource[_Opened]):
 
 
 def _stretches(starts: Indices, counts: Indices) -> Indices:
-    """Return the numbers from each start on, as many as its count says, one stretch behind the other."""
+    """Return consecutive numbers from each start, as many as its count, end to end."""
     ends = np.cumsum(counts)
     return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - ends + counts, counts)
 
 
 def _merged(parts: list[_Chosen], order: Indices) -> _Chosen:
-    """Put packs together, each at its place among all."""
+    """Combine packs, each at its index."""
     joined = _Chosen(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
@@ -270,7 +269,7 @@ def _merged(parts: list[_Chosen], order: Indices) -> _Chosen:
 
 
 def _documents_of(masked: Iterable[int], count: int) -> Indices:
-    """Return the numbers of masked documents; a mask of booleans, or text, would name others than were meant."""
+    """Return the numbers of masked documents; a boolean mask or text would select the wrong ones."""
     try:
         values = np.asarray(masked if isinstance(masked, np.ndarray) else [*masked])
     except (TypeError, ValueError) as error:

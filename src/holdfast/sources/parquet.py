@@ -1,8 +1,8 @@
-"""Parquet files, read by row group: only the columns asked for, the groups used last kept decoded.
+"""Parquet files, read by row group: only the requested columns, with the most recent groups kept decoded.
 
-A row group is the smallest piece Parquet can decode, so a sample costs its whole group unless the group is at hand.
-Shuffle such a source with ``shuffle="window"``: `ParquetSource.shards` tells the order where groups begin, and only a
-few groups are then in use at a time.
+A row group is the smallest piece Parquet can decode, so a sample costs its whole group unless that is cached. Shuffle
+such a source with ``shuffle="window"``: ``ParquetSource.shards`` gives the group boundaries, so that only a few groups
+are in use at a time.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,21 +25,22 @@ from holdfast.sources.collection import collection_paused
 from holdfast.sources.decoded_cache import DecodedCache
 from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
-from holdfast.sources.parquet_footer import read_footer
+from holdfast.sources.parquet_footer import read_footers
 from holdfast.sources.parts import bounds_of, split_by_part, take_by_part
-from holdfast.sources.remote import RemoteFile, RemoteOptions, look_at, side_by_side
+from holdfast.sources.remote import RemoteFile, RemoteOptions
 from holdfast.sources.seekable import SeekableFile
 from holdfast.sources.window import Window, plan_window
 
-# When to warn of a cache that is too small: after this many groups, if more rows than this were decoded per row read.
+# When to warn about a cache that is too small: after this many groups, if more rows than this were decoded per row
+# read.
 MIN_DECODED, MAX_WASTE = 32, 8
-# Local files looked at before any footer is parsed: parsing between system calls takes twice as long.
+# Local files opened before any footer is parsed: parsing between system calls takes twice as long.
 FILES_AT_ONCE = 512
 
 
 @dataclass(slots=True)
 class _Usage:
-    """How well decoding paid off in this process; threads may lose a count, which does no harm here."""
+    """How well decoding paid off in this process; threads may lose a count, which is harmless here."""
 
     rows_read: int = 0
     rows_decoded: int = 0
@@ -49,7 +51,7 @@ class _Usage:
 @dataclass(frozen=True, slots=True)
 class _Opened:
     files: list[_ParquetFile]
-    groups: list[tuple[int, int]]  # (file, row group inside it) of every shard
+    groups: list[tuple[int, int]]  # (file, row group in it) of every shard
     bounds: NDArray[np.int64]
     file_bounds: NDArray[np.int64]
     columns: list[str]
@@ -62,11 +64,11 @@ class ParquetSource(FileSource[_Opened]):
 
     Args:
         paths: files, globs, folders or URLs.
-        columns: which columns to read and decode; all when None.
-        fill_null: what replaces null, by column; without it a null is an error, except in floating-point columns
+        columns: the columns to read and decode; None for all.
+        fill_null: replacements for null, by column; without one a null is an error, except in floating-point columns
             (NaN) and nested ones (None).
-        cache_bytes: most memory for decoded row groups; the one in use is always kept. A warning says once when it is
-            too small for how the source is shuffled.
+        cache_bytes: maximum memory for decoded row groups; the one in use is always kept. A warning is logged once if
+            it is too small for how the source is shuffled.
         remote: how URLs are read.
     """
 
@@ -95,11 +97,13 @@ class ParquetSource(FileSource[_Opened]):
         return lengths
 
     def read(self, indices: Indices) -> Columns:
-        """Take the rows at ``indices`` from their row groups, decoding those not at hand."""
+        """Take the rows at ``indices`` from their row groups, decoding those that are not cached."""
         opened = self._opened
         rows = check_indices(indices, len(self), source="ParquetSource")
         if self._is_remote and not opened.decoded.holds_all(split_by_part(rows, opened.bounds)[0]):
             self._hurry(rows)
+        for number in split_by_part(rows, opened.file_bounds)[0]:
+            self._files[number].check_unchanged()  # cached row groups would hide it
         columns = take_by_part(rows, opened.bounds, partial(self._group, opened), limit=self._cache_bytes)
         opened.usage.rows_read += len(rows)
         self._warn_if_wasteful(opened)
@@ -107,7 +111,7 @@ class ParquetSource(FileSource[_Opened]):
         return columns
 
     def window(self) -> Window | None:
-        """Return how a remote source is best shuffled: by row groups, as many as the cache of decoded ones holds."""
+        """Return how a remote source is best shuffled: by as many row groups as the cache of decoded ones holds."""
         if not self._is_remote:
             return None
         opened = self._opened
@@ -123,14 +127,14 @@ class ParquetSource(FileSource[_Opened]):
 
     @property
     def decoded_bytes(self) -> int:
-        """Memory that decoded row groups take in this process."""
+        """The memory that decoded row groups take in this process."""
         return self._opened.decoded.total
 
     def fingerprint(self, length: int | None = None) -> str:
-        """Made of what the footers say about each row group, and of rows of the first and the last one.
+        """Return a fingerprint of each row group's footer entry, and of rows of the first and the last group.
 
-        Footers alone would not notice rows that changed places inside a group; reading rows all over the files would
-        decode a group for each.
+        Footers alone would not detect reordered rows inside a group; reading rows throughout the files would decode a
+        group for each.
         """
         opened = self._opened
         count = len(self) if length is None else length
@@ -159,17 +163,7 @@ class ParquetSource(FileSource[_Opened]):
                 yield self._files[number], starts, stops
 
     def _open(self) -> _Opened:
-        look_at(self._files)
-        files: list[_ParquetFile] = []
-        for start in range(0, len(self._files), FILES_AT_ONCE):
-            some = self._files[start : start + FILES_AT_ONCE]
-            with collection_paused():
-                for file in some:
-                    if isinstance(file, LocalFile):
-                        file.look_first(keep=True)
-                files += side_by_side(_ParquetFile, some)
-                for file in some:
-                    file.close()
+        files = self._open_files()
         columns = self._columns if self._columns is not None else list(files[0].schema.names)
         for opened in files:
             if opened is not files[0] and opened.schema.equals(files[0].schema):
@@ -196,10 +190,26 @@ class ParquetSource(FileSource[_Opened]):
         groups = [(number, group) for number, opened in enumerate(files) for group in range(len(opened.lengths))]
         lengths = [files[number].lengths[group] for number, group in groups]
         if not lengths:
-            raise SourceFormatError("the Parquet files hold no rows", files=self.files[:5])
+            raise SourceFormatError("the Parquet files contain no rows", files=self.files[:5])
         file_bounds = bounds_of([sum(opened.lengths) for opened in files])
         cache = DecodedCache(self._cache_bytes, _size_of)
         return _Opened(files, groups, bounds_of(lengths), file_bounds, columns, cache, _Usage())
+
+    def _open_files(self) -> list[_ParquetFile]:
+        files: list[_ParquetFile] = []
+        footers = read_footers([file for file in self._files if isinstance(file, RemoteFile)])
+        for start in range(0, len(self._files), FILES_AT_ONCE):
+            some = self._files[start : start + FILES_AT_ONCE]
+            local = [file for file in some if isinstance(file, LocalFile)]
+            with collection_paused() if local else nullcontext():
+                for file in local:
+                    file.look_first(keep=True)
+                for each in some:
+                    footer = _open_for_arrow(each, []) if isinstance(each, LocalFile) else next(footers)
+                    files.append(_ParquetFile(each, footer))
+                for file in local:
+                    file.close()
+        return files
 
     def _group(self, opened: _Opened, shard: int) -> Columns:
         number, group = opened.groups[shard]
@@ -207,7 +217,7 @@ class ParquetSource(FileSource[_Opened]):
         return opened.decoded.get(shard, lambda: self._decode(opened, number, group, start))
 
     def _warn_if_wasteful(self, opened: _Opened) -> None:
-        """Say once that row groups are decoded for a few rows each and dropped again."""
+        """Warn once if row groups are decoded for a few rows each and evicted again."""
         usage = opened.usage
         if usage.warned or not opened.decoded.dropped or usage.groups_decoded < MIN_DECODED:
             return
@@ -233,9 +243,14 @@ class ParquetSource(FileSource[_Opened]):
 
 
 class _ParquetFile:
-    """One Parquet file by its footer; every read opens a reader of its own, so threads decode side by side."""
+    """One Parquet file and its footer; every read opens its own reader, so threads decode in parallel.
 
-    def __init__(self, file: DataFile) -> None:
+    Args:
+        file: the file.
+        footer: a file that Arrow reads, with the same footer.
+    """
+
+    def __init__(self, file: DataFile, footer: Any) -> None:
         import pyarrow as pa
         from pyarrow._parquet import ParquetReader  # what ParquetFile wraps, in half the time: bench/many_files.py
 
@@ -243,7 +258,7 @@ class _ParquetFile:
         self._file = file
         try:
             reader = ParquetReader()
-            reader.open(read_footer(file) if isinstance(file, RemoteFile) else _open_for_arrow(file, []))
+            reader.open(footer)
             self.schema = reader.schema_arrow
             self.footer = reader.metadata
             self.groups = range(self.footer.num_row_groups)
@@ -256,7 +271,7 @@ class _ParquetFile:
             raise SourceFormatError("a row group has a negative number of rows", file=file.name)
 
     def read(self, group: int, columns: list[str]) -> tuple[Any, int]:
-        """Return the row group as an Arrow table, and how many bytes of the file it took."""
+        """Return the row group as an Arrow table, and the bytes of the file that it took."""
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
@@ -274,7 +289,7 @@ class _ParquetFile:
         return table, sum(chunk.total_compressed_size for chunk in chunks)
 
     def ranges(self, group: int, columns: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the chunks of a row group begin and end."""
+        """Return the starts and ends of the chunks of a row group."""
         ends = [_range_of(chunk) for chunk in self._chunks(group, columns)]
         starts, stops = np.array(ends, dtype=np.int64).reshape(-1, 2).T
         return starts, stops
@@ -295,7 +310,7 @@ class _ParquetFile:
 
 
 def _open_for_arrow(file: DataFile, ranges: list[tuple[int, int]]) -> Any:
-    """Return the file as Arrow reads it: its memory map, or the byte ranges to be read, fetched at once."""
+    """Return the file as Arrow reads it: its memory map, or the requested byte ranges, fetched at once."""
     import pyarrow as pa
 
     if isinstance(file, LocalFile):

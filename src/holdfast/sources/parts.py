@@ -1,4 +1,4 @@
-"""Reading from storage made of parts (files, row groups, other sources), with the order of the indices kept."""
+"""Reading from storage that consists of parts (files, row groups, other sources), keeping the order of the indices."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from holdfast.sources.ragged import Ragged, gather_across
 
 
 def bounds_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each part begins in the numbering of the whole, and where the last one ends."""
+    """Return the start of each part in the numbering of the whole, and the end of the last."""
     bounds = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=bounds[1:])
     return bounds
 
 
 def read_by_part(indices: Indices, bounds: NDArray[np.int64], read_part: Callable[[int, Indices], Columns]) -> Columns:
-    """Read each part once and put the rows back into the order of ``indices``.
+    """Read each part once and return the rows in the order of ``indices``.
 
     Args:
         indices: sample numbers of the whole, checked.
-        bounds: what `bounds_of` gives.
-        read_part: reads samples of one part by their numbers inside it.
+        bounds: the result of ``bounds_of``.
+        read_part: reads samples of one part by their numbers in it.
     """
     if len(bounds) == 2:
         return read_part(0, indices)
@@ -38,20 +38,20 @@ def read_by_part(indices: Indices, bounds: NDArray[np.int64], read_part: Callabl
 
 
 def merge_parts(pieces: list[Columns], places: list[NDArray[np.int64]]) -> Columns:
-    """Put the rows of several readings together, each at its places."""
+    """Combine the rows of several reads, each at its indices."""
     return {name: _merge([_column(piece, name) for piece in pieces], places) for name in pieces[0]}
 
 
 def take_by_part(
     indices: Indices, bounds: NDArray[np.int64], hold_part: Callable[[int], Columns], *, limit: int
 ) -> Columns:
-    """Take samples from parts that are held in memory as columns, copying each row once.
+    """Take samples from parts that are cached as columns, copying each row once.
 
     Args:
         indices: sample numbers of the whole, checked.
-        bounds: what `bounds_of` gives.
-        hold_part: gives one part's columns.
-        limit: most bytes of parts to hold at a time; above that parts are read one after another.
+        bounds: the result of ``bounds_of``.
+        hold_part: returns the columns of one part.
+        limit: maximum size of parts held at a time; beyond it, parts are read one after another.
     """
     touched, places = split_by_part(indices, bounds)
     held: list[Columns] = []
@@ -69,7 +69,7 @@ def take_by_part(
 
 
 def split_by_part(indices: Indices, bounds: NDArray[np.int64]) -> tuple[list[int], list[NDArray[np.int64]]]:
-    """Return which parts the indices fall into, and for each of them the places of its own among the indices."""
+    """Return which parts the indices fall into, and for each of them the positions of its indices."""
     if len(bounds) == 2 or len(indices) == 0:
         return [0], [np.arange(len(indices))]
     part = np.searchsorted(bounds, indices, side="right") - 1

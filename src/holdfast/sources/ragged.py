@@ -1,8 +1,8 @@
 """Rows of different lengths as two arrays: all values end to end, and where each row starts.
 
 Row ``i`` is ``values[offsets[i]:offsets[i + 1]]``. Text and bytes are ragged ``uint8`` rows; ``encoding="utf-8"`` says
-that the bytes are text. Nothing here loops over samples in Python unless the rows are so long that one copy a row is
-the fastest way.
+that the bytes are text. Nothing here loops over samples in Python unless the rows are so long that one copy per row is
+fastest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from holdfast.errors import SourceError, SourceFormatError
 
 _any = np.logical_or.reduce  # the method of arrays takes three times as long to call
-# Above this many values a row, joining slices beats building one index a value (measured crossover: 60 to 200).
+# Above this many values per row, joining slices is faster than building one index per value (measured crossover: 60 to
+# 200).
 _LONG_ROW = 96
 
 
@@ -28,8 +29,8 @@ class Ragged:
 
     Args:
         values: all rows end to end; may have inner dimensions of fixed size.
-        offsets: ``len(self) + 1`` numbers, from 0 to ``len(values)``, never falling.
-        encoding: ``"utf-8"`` when the values are the bytes of text, else None.
+        offsets: ``len(self) + 1`` numbers, from 0 to ``len(values)``, never decreasing.
+        encoding: ``"utf-8"`` if the values are the bytes of text, else None.
     """
 
     values: NDArray[Any]
@@ -61,7 +62,7 @@ class Ragged:
 
     @classmethod
     def from_rows(cls, rows: Iterable[NDArray[Any] | Sequence[Any] | str | bytes], *, dtype: Any = None) -> Ragged:
-        """Build from one array, list, string or bytes object a row; no row may be of another kind than the first."""
+        """Build from one array, list, string or bytes object per row; all rows must be of the same kind."""
         listed = list(rows)
         text = [row.encode() for row in listed if isinstance(row, str)]
         raw = [bytes(row) for row in listed if isinstance(row, (bytes, bytearray, memoryview))]
@@ -83,9 +84,9 @@ class Ragged:
 
     @classmethod
     def concat(cls, parts: Sequence[Ragged]) -> Ragged:
-        """Put the rows of several ragged columns one after another."""
+        """Concatenate the rows of several ragged columns."""
         if not parts:
-            raise SourceError("nothing to concatenate: give at least one ragged column")
+            raise SourceError("nothing to concatenate: pass at least one ragged column")
         if len({part.encoding for part in parts}) > 1:
             raise SourceFormatError("ragged columns of text and of other values cannot be concatenated")
         values = np.concatenate([part.values for part in parts])
@@ -93,7 +94,7 @@ class Ragged:
 
     @property
     def row_lengths(self) -> NDArray[np.int64]:
-        """How many values each row holds."""
+        """The number of values of each row."""
         return np.diff(self.offsets)
 
     @property
@@ -103,7 +104,7 @@ class Ragged:
 
     @property
     def nbytes(self) -> int:
-        """Memory held by values and offsets."""
+        """The memory of values and offsets."""
         return self.values.nbytes + self.offsets.nbytes
 
     def __len__(self) -> int:
@@ -114,7 +115,7 @@ class Ragged:
     @overload
     def __getitem__(self, row: slice) -> Ragged: ...
     def __getitem__(self, row: int | slice) -> NDArray[Any] | Ragged:
-        """Return one row as a view, or a slice of rows as a ragged column of its own."""
+        """Return one row as a view, or a slice of rows as a ragged column."""
         count = len(self)
         if isinstance(row, slice):
             start, stop, step = row.indices(count)
@@ -132,15 +133,15 @@ class Ragged:
         return (self[row] for row in range(len(self)))
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Ragged:
-        """Copy the rows at ``indices``, in that order, repeats allowed, into a fresh ragged column."""
+        """Copy the rows at ``indices``, in that order, repeats allowed, into a new ragged column."""
         return gather_rows(self.values, self.offsets[:-1][indices], self.offsets[1:][indices], self.encoding)
 
     def to_padded(self, fill: Any, length: int | None = None) -> NDArray[Any]:
-        """Return one rectangular array: short rows filled up, rows above ``length`` cut.
+        """Return one rectangular array: short rows are padded, rows longer than ``length`` truncated.
 
         Args:
-            fill: the value of the cells after a row's end.
-            length: cells a row; the longest row's when None.
+            fill: the padding value.
+            length: cells per row; None for the length of the longest row.
         """
         lengths = self.row_lengths
         width = int(lengths.max(initial=0)) if length is None else length
@@ -160,7 +161,7 @@ class Ragged:
         return [raw[start:stop] for start, stop in pairwise(bounds)]
 
     def to_strings(self) -> list[str]:
-        """Return every row as text; raises `SourceFormatError` naming the first row that is not valid UTF-8."""
+        """Return every row as text; raises ``SourceFormatError`` naming the first row that is not valid UTF-8."""
         if self.values.dtype != np.uint8:
             raise SourceFormatError("only ragged uint8 columns hold text", dtype=str(self.values.dtype))
         rows = self.to_bytes()
@@ -174,7 +175,7 @@ class Ragged:
 def gather_rows(
     values: NDArray[Any], starts: NDArray[np.int64], stops: NDArray[np.int64], encoding: str | None = None
 ) -> Ragged:
-    """Copy ``values[start:stop]`` for every pair, in order, into a fresh ragged column."""
+    """Copy ``values[start:stop]`` for every pair, in order, into a new ragged column."""
     lengths = stops - starts
     offsets = _offsets_of(lengths)
     total = int(offsets[-1])
@@ -194,10 +195,10 @@ def gather_rows(
 def gather_across(
     columns: Sequence[Ragged], places: Sequence[NDArray[np.int64]], rows: NDArray[np.int64]
 ) -> Ragged | None:
-    """Copy rows of several ragged columns into a fresh one, each row once; None where the rows are too short for it.
+    """Copy rows of several ragged columns into a new one, each row once; None if the rows are too short for this.
 
     Args:
-        columns: where the rows are.
+        columns: the columns with the rows.
         places: for each column, which rows of the result come from it.
         rows: for each row of the result, its number in its column.
     """

@@ -1,15 +1,14 @@
-"""Files behind a URL, read by byte ranges: every range as the blocks it spans, which a `Fetcher` gets.
+"""Files at a URL, read by byte ranges: every range as the blocks it spans, which a ``Fetcher`` gets.
 
-Blocks come from this machine's cache, or over the network: fetched ahead where the reader said what it will read, with
-retries of what may go right the next time (5xx, resets, bodies cut short, timeouts). Where retrying will not help (no
-such file, no permission, a file that has changed), an error is raised at once.
+Blocks come from the disk cache or over the network: fetched ahead if the reader said what it will read, with retries of
+transient failures (5xx, resets, truncated bodies, timeouts). If retrying will not help (no such file, no permission, a
+file that has changed), an error is raised at once.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,19 +27,20 @@ from holdfast.sources.files import DataFile, Stamp
 from holdfast.sources.fork_lock import ForkSafeLock
 from holdfast.sources.ragged import Ragged
 from holdfast.sources.retry import retry
+from holdfast.sources.side_by_side import side_by_side
 
-__all__ = ["RemoteFile", "RemoteOptions", "find_remote_files", "gather_files", "look_at", "side_by_side", "want_files"]
+__all__ = ["RemoteFile", "RemoteOptions", "find_remote_files", "gather_files", "look_at", "want_files"]
 
 Value = TypeVar("Value")
 
 
 class RemoteFile(DataFile):
-    """A file behind a URL.
+    """A file at a URL.
 
     Args:
-        url: where.
+        url: its URL.
         options: how it is read.
-        stamp: its version, where that is known.
+        stamp: its version, if known.
     """
 
     def __init__(self, url: str, options: RemoteOptions, stamp: Stamp | None = None) -> None:
@@ -50,7 +50,7 @@ class RemoteFile(DataFile):
         self._reached: dict[int, tuple[Fetcher, BlockFile]] = {}
         self._lock = ForkSafeLock()
         self.counters = ReadCounters()
-        """What reading it took; a source puts its own here."""
+        """Counts of what was read; a source sets its own counters here."""
 
     @property
     def is_remote(self) -> bool:
@@ -58,7 +58,7 @@ class RemoteFile(DataFile):
         return True
 
     def stamp(self) -> Stamp:
-        """Size and the server's tag when first looked at."""
+        """Return size and the server's tag as of the first request."""
         if self._stamp is None:
             with self._lock:
                 if self._stamp is None:
@@ -73,26 +73,26 @@ class RemoteFile(DataFile):
         return gather_files([self], Ranges(np.zeros(len(starts), dtype=np.int64), starts, stops))
 
     def want(self, starts: Indices, stops: Indices, owner: int | None) -> bool:
-        """Have byte ranges fetched that a reader will read; return whether it should name more now.
+        """Fetch byte ranges that a reader will read; return whether it should name more now.
 
         Args:
-            starts: where the ranges begin,
-            stops: and end.
-            owner: the reader; None where they are about to be read, before all that is to come.
+            starts: the starts of the ranges,
+            stops: and their ends.
+            owner: the reader; None if they are about to be read, with the highest priority.
         """
         self._check_ranges(starts, stops)
         return want_files([self], Ranges(np.zeros(len(starts), dtype=np.int64), starts, stops), owner)
 
     def has_room(self, owner: int) -> bool:
-        """Say whether a reader should name more."""
+        """Return whether a reader should name more."""
         return self._fetcher().has_room(owner)
 
     def release(self, owner: int) -> None:
-        """Forget what a reader named."""
+        """Cancel what a reader named."""
         self._fetcher().release(owner)
 
     def read_apart(self, start: int, stop: int) -> bytes:
-        """Read a few bytes without the blocks they are in: for what lies alone in many files, and is kept elsewhere."""
+        """Read a few bytes without their blocks: for small parts of many files that are cached elsewhere."""
         self._check_ranges(np.array([start]), np.array([stop]))
         file = self._reach()[1]
 
@@ -104,21 +104,37 @@ class RemoteFile(DataFile):
         self.counters.add_fetch(Cost(bytes_fetched=len(data)))
         return data
 
+    def read_tail(self, size: int) -> bytes:
+        """Read the last ``size`` bytes, or all of a shorter file, like ``read_apart``.
+
+        If the stamp is unknown, the answer to this request also provides it, if the server supports that.
+        """
+        if self._stamp is None:
+            with self._lock:
+                if self._stamp is None:
+                    ask = partial(transport_of(self.name, self.options).read_tail, self.name, size)
+                    found = self._retry(ask, f"read the last {size} bytes of")
+                    if found is not None:
+                        self._stamp, tail = found
+                        self.counters.add_fetch(Cost(bytes_fetched=len(tail)))
+                        return bytes(tail)
+        return self.read_apart(max(0, self.size - size), self.size)
+
     def _retry(self, call: Callable[[Request], Value], doing: str) -> Value:
-        """Ask for something that is not a block, again where it fails, each time within ``timeout``."""
+        """Request something that is not a block, with retries, each attempt within ``timeout``."""
         fetcher, options = self._fetcher(), self.options
         found: Value = retry(lambda: fetcher.ask(call, options.timeout), options, self.name, doing)
         return found
 
     def close(self) -> None:
-        """Nothing stays open between reads."""
+        """Do nothing: nothing stays open between reads."""
         return
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteFile, (self.name, self.options, self._stamp)
 
     def _reach(self) -> tuple[Fetcher, BlockFile]:
-        """Return this process's fetcher, and the file as it knows it; found once per process, as a fork has its own."""
+        """Return this process's fetcher and its handle of the file; looked up once per process."""
         reach = self._reached.get(os.getpid())
         if reach is None:
             transport = transport_of(self.name, self.options)
@@ -132,7 +148,7 @@ class RemoteFile(DataFile):
 
 
 def gather_files(files: Sequence[RemoteFile], ranges: Ranges) -> Ragged:
-    """Copy byte ranges of some files that are read with the same options, in the order given."""
+    """Copy byte ranges of several files that are read with the same options, in the given order."""
     first = files[0]
     fetcher, size = first._fetcher(), first.options.block_size
     gathered, cost = gather_ranges(ranges, size, fetcher, lambda number: files[number]._reach()[1])
@@ -141,31 +157,22 @@ def gather_files(files: Sequence[RemoteFile], ranges: Ranges) -> Ragged:
 
 
 def want_files(files: Sequence[RemoteFile], ranges: Ranges, owner: int | None) -> bool:
-    """Have byte ranges of some files fetched that a reader will read; return whether it should name more now."""
+    """Fetch byte ranges of several files that a reader will read; return whether it should name more now."""
     fetcher, size = files[0]._fetcher(), files[0].options.block_size
     return want_ranges(ranges, size, fetcher, lambda number: files[number]._reach()[1], owner)
 
 
 def look_at(files: Sequence[DataFile]) -> None:
-    """Ask for the size and version of many remote files side by side; each is then known."""
+    """Request the size and version of many remote files in parallel."""
     unknown = [file for file in files if isinstance(file, RemoteFile) and file._stamp is None]
     side_by_side(lambda file: file.stamp(), unknown)
 
 
-def side_by_side(call: Callable[[DataFile], Value], files: Sequence[DataFile], most: int | None = None) -> list[Value]:
-    """Call for many files, side by side where they are remote, by at most ``most`` threads; the results in order."""
-    remote = next((file for file in files if isinstance(file, RemoteFile)), None)
-    if remote is None or len(files) < 2:
-        return [call(file) for file in files]
-    with ThreadPoolExecutor(min(most or remote.options.max_connections, len(files)), "holdfast-look") as pool:
-        return list(pool.map(call, files))
-
-
 def find_remote_files(url: str, suffixes: tuple[str, ...], options: RemoteOptions | None) -> list[DataFile]:
-    """Return the files a URL matches: itself, the matches of a glob, or what lies in a folder."""
+    """Return the files that a URL matches: itself, the matches of a glob, or the content of a folder."""
     settings = options or RemoteOptions()
     if not _may_be_folder(url) and not any(mark in url for mark in "*["):
-        return [RemoteFile(url, settings)]  # what else opening its file system would find out is asked for later
+        return [RemoteFile(url, settings)]  # everything else about its file system is requested later
     system, path = open_system(url, settings)
     if any(mark in path for mark in "*["):
         found = retry(lambda: system.glob(path, detail=True), settings, url, "list")
@@ -182,7 +189,7 @@ def find_remote_files(url: str, suffixes: tuple[str, ...], options: RemoteOption
     if not found:
         raise SourceError("the URL matches no file", url=url, suffixes=suffixes)
     return [
-        # An object store's listing has size and version too: no need to ask for each.
+        # An object store's listing includes size and version: no need to request each.
         RemoteFile(str(system.unstrip_protocol(name)), settings, stamp_of(info, name) if info.get("ETag") else None)
         for name, info in sorted(found.items())
     ]

@@ -1,4 +1,4 @@
-"""Retries of what a network may do right the next time, and of nothing else."""
+"""Retries of transient network failures, and of nothing else."""
 
 from __future__ import annotations
 
@@ -14,11 +14,27 @@ if TYPE_CHECKING:
 
 
 def is_final(error: BaseException) -> bool:
-    """Say whether trying again cannot help."""
+    """Return whether retrying cannot help."""
     if isinstance(error, (SourceError, FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)):
         return True
     status = getattr(error, "status", None)
     return isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429)
+
+
+def pause_before(attempt: int, error: Exception, options: RemoteOptions) -> float:
+    """Return the number of seconds to wait after a failed attempt.
+
+    If the server sent ``Retry-After``, that is used, up to ``longest_pause``.
+
+    Args:
+        attempt: the number of the failed attempt, from 1.
+        error: its error.
+        options: the length of pauses.
+    """
+    # Jitter keeps many ranks that failed together from retrying together.
+    pause = min(options.longest_pause, options.first_pause * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
+    asked: float = getattr(error, "retry_after", None) or 0.0
+    return float(max(pause, min(asked, options.longest_pause)))
 
 
 def read_failure(error: Exception, *, name: str, doing: str, attempts: int) -> SourceError:
@@ -36,15 +52,14 @@ def read_failure(error: Exception, *, name: str, doing: str, attempts: int) -> S
 
 
 def retry(call: Callable[[], Any], options: RemoteOptions, name: str, doing: str) -> Any:
-    """Call until it succeeds, with growing pauses; `RemoteReadError` after the last attempt or a final failure.
+    """Call until it succeeds, with growing pauses; raise ``RemoteReadError`` after the last attempt or a fatal error.
 
     Args:
-        call: what may fail.
-        options: how often, and with what pauses.
+        call: the function that may fail.
+        options: the number of attempts and the pauses.
         name: the file, for the error.
         doing: what was being done to it, for the error.
     """
-    pause = options.first_pause
     for attempt in range(1, options.attempts + 1):
         try:
             return call()
@@ -54,7 +69,6 @@ def retry(call: Callable[[], Any], options: RemoteOptions, name: str, doing: str
                 if told is error:
                     raise
                 raise told from error
-        # Jitter keeps many ranks that failed together from coming back together.
-        time.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(2 * pause, options.longest_pause)
+            pause = pause_before(attempt, error, options)
+        time.sleep(pause)
     raise AssertionError("unreachable: the last attempt returns or raises")

@@ -1,4 +1,4 @@
-"""A data file as a readable, seekable Python file, for libraries that ask for one."""
+"""A data file as a readable, seekable Python file, for libraries that need one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.sources.files import DataFile
 
 
 class SeekableFile(io.RawIOBase):
-    """Reads a `DataFile` from its position.
+    """Reads a ``DataFile`` from its position.
 
     Args:
         file: the file.
@@ -26,21 +26,21 @@ class SeekableFile(io.RawIOBase):
         self._loaded: list[tuple[int, bytes]] = []
 
     def preload(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Fetch byte ranges at once, side by side; later reads inside them cost nothing."""
+        """Fetch byte ranges in parallel; later reads inside them cost nothing."""
         starts, stops = (np.array(ends, dtype=np.int64) for ends in zip(*ranges, strict=True))
         pieces = self._file.gather(starts, stops).to_bytes()
         self._loaded = list(zip(starts.tolist(), pieces, strict=True))
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return where the next read starts."""
+        """Return the position of the next read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -49,7 +49,7 @@ class SeekableFile(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Up to ``size`` bytes, fewer only at the end of the file."""
+        """Return up to ``size`` bytes, fewer only at the end of the file."""
         end = self._file.size
         stop = end if size < 0 else min(self._at + size, end)
         if stop <= self._at:

@@ -1,4 +1,4 @@
-"""Columns written as a shard of another format: a Parquet file, or a shard of Mosaic's MDS."""
+"""Writes columns as a shard of another format: a Parquet file, or a shard of Mosaic's MDS."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_compression(name: str | None) -> None:
 
 
 def write_parquet(columns: Columns, path: Path, *, schema: Any, compression: str | None) -> None:
-    """Write columns as a Parquet file, whole or not at all."""
+    """Write columns as a Parquet file, completely or not at all."""
     import pyarrow.parquet as parquet
 
     parquet.write_table(arrow_table(columns, schema), path, compression=compression or "none")
@@ -49,8 +49,8 @@ def arrow_table(columns: Columns, schema: Any = None) -> Any:
     """Return columns as an Arrow table that reads back as the same columns.
 
     Args:
-        columns: what to write.
-        schema: the types that columns of Python objects must have; found from the values where None.
+        columns: the columns to write.
+        schema: the types of columns of Python objects; None to infer them from the values.
     """
     import pyarrow as pa
 
@@ -121,14 +121,16 @@ def write_mds(columns: Columns, path: Path, *, encodings: dict[str, str]) -> Non
     head = 4 * (len(samples) + 2) + len(config)
     offsets = head + np.concatenate([[0], np.cumsum([len(sample) for sample in samples])])
     if offsets[-1] > MAX_SHARD_BYTES:
-        raise ConfigError("a shard of MDS holds at most 4 GiB", bytes=int(offsets[-1]), hint="fewer samples per shard")
+        raise ConfigError(
+            "an MDS shard is limited to 4 GiB", bytes=int(offsets[-1]), hint="use fewer samples per shard"
+        )
     with open(path, "wb") as out:
         out.write(np.array([len(samples)], dtype="<u4").tobytes() + offsets.astype("<u4").tobytes() + config)
         out.writelines(samples)
 
 
 def mds_samples(path: Path) -> int | None:
-    """Return how many samples an MDS shard holds; None where it is not as long as its head says."""
+    """Return the number of samples of an MDS shard, or None if its length does not match its header."""
     with open(path, "rb") as shard:
         count = int.from_bytes(shard.read(4), "little")
         shard.seek(4 * (count + 1))
@@ -136,7 +138,7 @@ def mds_samples(path: Path) -> int | None:
 
 
 def parquet_samples(path: Path) -> int | None:
-    """Return how many samples a Parquet file holds; None where its end is not a footer."""
+    """Return the number of samples of a Parquet file, or None if it does not end with a footer."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -148,7 +150,7 @@ def parquet_samples(path: Path) -> int | None:
 
 
 def mds_index(shards: Sequence[tuple[Path, int]], encodings: dict[str, str]) -> dict[str, Any]:
-    """Return the index of shards, each given with the number of its samples."""
+    """Return the index of shards, given the number of samples of each."""
     names = list(encodings)
     return {
         "version": 2,
@@ -200,6 +202,6 @@ def _fields(name: str, column: Column, encoding: str) -> list[bytes]:
 
 
 def _shape_head(length: int) -> bytes:
-    """Return the number of dimensions, one, and the length, as few bytes as hold it."""
+    """Return the number of dimensions, one, and the length, in as few bytes as possible."""
     width = next(width for width in range(4) if length < 1 << (8 << width))
     return bytes([1 << 2 | width]) + length.to_bytes(1 << width, "little")

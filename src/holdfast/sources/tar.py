@@ -1,8 +1,8 @@
-"""Webdataset tars as they are: sample by sample, at random, without unpacking.
+"""WebDataset tars: single samples at random, without unpacking.
 
-Members that follow each other and share everything up to the first dot of their base name are one sample; what comes
-after that dot names the column. Where each member lies is found once by walking the headers and kept
-(`holdfast.sources.index_file`); a read copies the bytes of the members asked for.
+Consecutive members with the same path up to the first dot of their base name are one sample; the rest of the name is
+the column. The members are found once by walking the headers, and the result is saved
+(``holdfast.sources.index_file``); a read copies the bytes of the requested members.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from holdfast.sources.base import Columns, Indices, check_indices, has_lone_surr
 from holdfast.sources.collection import collection_paused
 from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, Paths, find_files
-from holdfast.sources.index_file import Index, cached_indexes
+from holdfast.sources.index_file import cached_indexes
 from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
 from holdfast.sources.ragged import Ragged
 from holdfast.sources.remote import RemoteOptions
+from holdfast.sources.saved_index import Index
 from holdfast.sources.tar_members import split_name, walk
 
 KEY = "__key__"
@@ -42,7 +43,7 @@ class _Shard:
 
     @cached_property
     def keys(self) -> Ragged:
-        """The keys of the samples; made when a sample is read, as most of 20,000 shards have to wait for that."""
+        """The keys of the samples, computed on first use: most of 20,000 shards are not read soon."""
         return Ragged(self.index.arrays["keys"], self.index.arrays["key_offsets"], "utf-8")
 
 
@@ -53,14 +54,14 @@ class _Opened:
 
 
 class TarSource(FileSource[_Opened]):
-    """Samples in uncompressed tar files: one ragged column of bytes an extension, and the sample's key.
+    """Samples in uncompressed tar files: one ragged column of bytes per extension, and the sample's key.
 
     Args:
         paths: files, globs, folders or URLs.
-        columns: which extensions to read (``["jpg", "cls"]``); all when None. The key comes as ``__key__`` always.
-        missing: what to do about a sample that lacks one of the columns: ``"raise"`` when the source is opened, or give
-            it as ``"empty"``.
-        index_dir: where to keep the index instead of beside each file.
+        columns: the extensions to read (``["jpg", "cls"]``); None for all. The key is always returned as ``__key__``.
+        missing: what to do about a sample that lacks one of the columns: ``"raise"`` an error when the source is
+            opened, or return it ``"empty"``.
+        index_dir: where to store the index instead of next to each file.
         remote: how URLs are read.
     """
 
@@ -84,7 +85,7 @@ class TarSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int] | None:
-        """Return samples of each tar."""
+        """Return the number of samples of each tar."""
         lengths: list[int] = np.diff(self._opened.bounds).tolist()
         return lengths
 
@@ -130,7 +131,7 @@ class TarSource(FileSource[_Opened]):
         return _Opened(shards, bounds_of([len(shard) for shard in shards]))
 
     def _shard(self, file: DataFile, index: Index, wanted: Sequence[str]) -> _Shard:
-        # A member not there has start -1; an index that points outside the file is refused when read.
+        # A missing member has start -1; an index that points outside the file is rejected when read.
         columns = {str(name): place for place, name in enumerate(index.about["columns"])}
         starts, stops = {}, {}
         for name in wanted:
@@ -147,7 +148,7 @@ class TarSource(FileSource[_Opened]):
                         file=file.name,
                         key=_Shard(index, {}, {}).keys[int(np.flatnonzero(absent)[0])].tobytes().decode(),
                         samples_lacking_it=int(absent.sum()),
-                        hint="give missing='empty', or name the columns that every sample has",
+                        hint="pass missing='empty', or select columns that every sample has",
                     )
                 begin, end = np.where(absent, 0, begin), np.where(absent, 0, end)
             starts[name], stops[name] = begin, end

@@ -1,8 +1,7 @@
-"""The members of a tar file: what each is called, where its content begins and how long it is.
+"""The members of a tar file: their names, starts and sizes.
 
-Archives of nothing but ordinary files with short names, which most are, are read straight from their headers: tarfile
-takes twenty times as long for each, which is what opening 20,000 small tars would consist of. Everything else is
-tarfile's business.
+Most archives contain only ordinary files with short names and are read directly from their headers: tarfile takes
+twenty times as long, which would dominate opening 20,000 small tars. Everything else is left to tarfile.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from holdfast.sources.seekable import SeekableFile
 
 __all__ = ["split_name", "walk"]
 
-# Headers lie between members of any size, so little is read ahead.
+# Headers are between members of any size, so little is read ahead.
 _HEADER_READ = 16 * 1024
 _BLOCK = tarfile.BLOCKSIZE
 _END = bytes(_BLOCK)
@@ -36,7 +35,7 @@ def walk(file: DataFile) -> list[Member]:
 
 
 def _walk_plain(file: LocalFile) -> list[Member] | None:
-    """Return the members of an archive of ordinary files only; None where tarfile must look."""
+    """Return the members of an archive of ordinary files only, or None if tarfile must read it."""
     data = file.content()
     found: list[Member] = []
     at = 0
@@ -45,7 +44,7 @@ def _walk_plain(file: LocalFile) -> list[Member] | None:
         if header == _END:
             return found or None
         if len(header) < _BLOCK or header[156] not in b"0\0" or header[257:262] != b"ustar":
-            return None  # cut short, no ordinary file, or older than POSIX
+            return None  # truncated, not an ordinary file, or older than POSIX
         name, prefix = header[:100].partition(b"\0")[0], header[345:500].partition(b"\0")[0]
         try:
             size = int(header[124:136].partition(b"\0")[0] or b"-", 8)
@@ -53,18 +52,18 @@ def _walk_plain(file: LocalFile) -> list[Member] | None:
             told = (prefix + b"/" + name if prefix else name).decode()
         except ValueError:  # large sizes, odd padding and other encodings
             return None
-        # The lower half of Adler's sum is one more than the sum of the bytes, modulo a prime, and a tenth of the time.
+        # The lower half of Adler-32 is one more than the sum of the bytes, modulo a prime, and ten times faster.
         plain_sum = (adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * 32
         if (checksum - plain_sum) % _ADLER_PRIME or size < 0:
             return None
-        if not name or name.endswith(b"/") or (prefix and header[262]):  # GNU keeps other things where a prefix may be
+        if not name or name.endswith(b"/") or (prefix and header[262]):  # GNU uses the space of the prefix differently
             return None
         found.append((told, at + _BLOCK, size))
         at += _BLOCK + -(-size // _BLOCK) * _BLOCK
 
 
 def _linked(member: tarfile.TarInfo, places: dict[str, tuple[int, int]], file: DataFile) -> tuple[int, int]:
-    """Return where the content of a hard link lies: in a member before it."""
+    """Return where the content of a hard link is: in an earlier member."""
     if member.linkname not in places:
         raise SourceFormatError(
             "a member links to one that does not come before it",
@@ -76,7 +75,7 @@ def _linked(member: tarfile.TarInfo, places: dict[str, tuple[int, int]], file: D
 
 
 def _walk_any(file: DataFile) -> list[Member]:
-    """Name, start and size of every file, hard links included; long names and pax headers are tarfile's business."""
+    """Return name, start and size of every file, including hard links; tarfile handles long names and pax headers."""
     raw = SeekableFile(file, read_ahead=_HEADER_READ)
     found: list[Member] = []
     places: dict[str, tuple[int, int]] = {}  # of the members before a link
@@ -103,7 +102,7 @@ def _walk_any(file: DataFile) -> list[Member]:
         raise SourceFormatError(
             f"not a readable tar file: {error}", file=file.name, hint="the file may be truncated"
         ) from error
-    # tarfile takes a damaged header for the end of the archive; samples after it would be lost without a word.
+    # tarfile takes a damaged header for the end of the archive; samples after it would be silently lost.
     if any(file.read(end, min(end + 512, file.size))):
         raise SourceFormatError("a damaged header in the tar file", file=file.name, byte=end)
     if found and found[-1][1] + found[-1][2] > file.size:
@@ -118,8 +117,8 @@ def _walk_any(file: DataFile) -> list[Member]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the key of the sample that a member belongs to, and its column; both empty where it is no sample's."""
+    """Return the key of the sample to which a member belongs, and its column; both empty if it belongs to none."""
     folder, slash, base = name.removeprefix("./").rpartition("/")
     stem, _, extension = base.partition(".")
-    # A dot file (".DS_Store") has no stem and is no sample's member.
+    # A dot file (".DS_Store") has no stem and belongs to no sample.
     return (folder + slash + stem, extension.lower()) if stem else ("", "")

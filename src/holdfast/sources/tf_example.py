@@ -1,7 +1,7 @@
-"""Where the features of a ``tf.train.Example`` lie in its bytes, and what they hold; no protobuf library is needed.
+"""Finds and decodes the features of a ``tf.train.Example`` without a protobuf library.
 
-An example is a map from names to lists of bytes, floats or integers. Finding the lists takes a walk over the message,
-once per record; decoding the lists of many records is a handful of array operations.
+An example is a map from names to lists of bytes, floats or integers. The message is walked once per record to find the
+lists; decoding the lists of many records takes a few array operations.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_VARINT = 10  # bytes
 
 
 class Feature(NamedTuple):
-    """A feature of a record: which kind of list, and where its message begins and ends."""
+    """A feature of a record: the kind of its list, and where its message begins and ends."""
 
     kind: int
     start: int
@@ -54,7 +54,7 @@ def find_features(data: bytes) -> dict[str, Feature]:
         for entry, begin, end in _fields(data, start, stop):
             if entry == 1:
                 name, feature = _entry(data, begin, end)
-                found[name] = feature  # of a name given twice, protobuf keeps the last
+                found[name] = feature  # if a name occurs twice, protobuf keeps the last
     return found
 
 
@@ -72,7 +72,7 @@ def _entry(data: bytes, start: int, stop: int) -> tuple[str, Feature]:
 
 
 def _fields(data: bytes, at: int, stop: int) -> list[tuple[int, int, int]]:
-    """Return number, start and stop of a message's fields, all of which must be messages or text."""
+    """Return number, start and end of a message's fields, all of which must be messages or text."""
     found = []
     while at < stop:
         tag, at = _varint(data, at, stop)
@@ -104,7 +104,7 @@ def decode_bytes(lists: Ragged) -> list[list[bytes]]:
     for row in lists.to_bytes():
         fields = _fields(row, 0, len(row))
         if any(field != 1 for field, _, _ in fields):
-            raise ValueError("a list of bytes holds something else")
+            raise ValueError("a list of bytes contains something else")
         found.append([row[start:stop] for _, start, stop in fields])
     return found
 
@@ -138,19 +138,19 @@ def decode_integers(lists: Ragged) -> Ragged:
     if int(sizes.max()) > MAX_VARINT:
         raise ValueError("an integer has too many bytes")
     place = np.arange(len(data)) - np.repeat(starts, sizes)
-    # The tenth byte of a number holds its highest bit; what is shifted out above 64 bits protobuf drops too.
+    # The tenth byte of a number has its highest bit; protobuf too drops bits beyond 64.
     parts = (data & 0x7F).astype(np.uint64) << (7 * place).astype(np.uint64)
     return Ragged(np.bitwise_or.reduceat(parts, starts).view(np.int64), bounds_of(counts))
 
 
 def single_bytes(values: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Ragged | None:
-    """Return the value of every list of bytes, where each list has one; None where some have not."""
+    """Return the value of every list of bytes if each has exactly one, else None."""
     first = _value_starts(values, starts, stops)
     return None if first is None else gather_rows(values, first, stops)
 
 
 def _packed(lists: Ragged) -> Ragged | None:
-    """Return the bytes of packed lists; None where some are not packed, or in several stretches."""
+    """Return the bytes of packed lists, or None if some are not packed, or are in several parts."""
     filled = lists.row_lengths > 0
     first = lists.offsets[:-1].copy()
     inner = _value_starts(lists.values, first[filled], lists.offsets[1:][filled])
@@ -163,7 +163,7 @@ def _packed(lists: Ragged) -> Ragged | None:
 def _value_starts(
     values: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
-    """Return where the one value of every list begins; None where a list has not exactly one that fills it."""
+    """Return where the single value of every list begins, or None if a list does not consist of exactly one."""
     if not len(starts):
         return starts
     if (stops - starts < 2).any() or (values[starts] != (1 << 3 | _LENGTH)).any():
@@ -183,7 +183,7 @@ def _value_starts(
 
 
 def _unpacked(row: bytes, wire: int) -> list[bytes]:
-    """Return the values of a list that is not packed, or packed in several stretches."""
+    """Return the values of a list that is not packed, or packed in several parts."""
     found, at = [], 0
     while at < len(row):
         tag, at = _varint(row, at, len(row))
@@ -194,7 +194,7 @@ def _unpacked(row: bytes, wire: int) -> list[bytes]:
         elif tag == 1 << 3 | wire:
             at = _varint(row, at, len(row))[1] if wire == _VARINT else at + 4
         else:
-            raise ValueError("a list of numbers holds something else")
+            raise ValueError("a list of numbers contains something else")
         if at > len(row):
             raise ValueError("a list of numbers is truncated")
         found.append(row[begin:at])

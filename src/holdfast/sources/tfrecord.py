@@ -1,8 +1,8 @@
-"""TFRecord files as they are: records at random, their checksums checked, examples parsed without TensorFlow.
+"""TFRecord files: records at random, with checksums verified, and examples parsed without TensorFlow.
 
-A record is found by walking over all before it, so where records and their features lie is found once and kept
-(`holdfast.sources.index_file`). That pass checks every checksum; a read checks those of what it reads again, because
-disks and networks damage files after their index was made.
+A record is found by walking over all before it, so the positions of records and features are found once and saved
+(``holdfast.sources.index_file``). That pass verifies every checksum; a read verifies its records again, because disks
+and networks can damage files after they were indexed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from holdfast.sources.compressed import LONGEST_MARK, check_not_compressed
 from holdfast.sources.crc32c import crc32c_rows, masked
 from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
-from holdfast.sources.index_file import Index, cached_indexes
+from holdfast.sources.index_file import cached_indexes
 from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
 from holdfast.sources.ragged import Ragged, gather_rows
 from holdfast.sources.remote import RemoteOptions
+from holdfast.sources.saved_index import Index
 from holdfast.sources.tf_example import (
     BYTES,
     FLOATS,
@@ -51,7 +52,7 @@ _CHECKED_AT_ONCE = 64 * 2**20  # bytes of records
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What a feature is, over all files: its kind, and whether every record has exactly one value."""
+    """A feature over all files: its kind, and whether every record has exactly one value."""
 
     kind: int
     single: bool
@@ -65,18 +66,18 @@ class _Opened:
 
 
 class TFRecordSource(FileSource[_Opened]):
-    """Records of TFRecord files: the features of ``tf.train.Example``, or their bytes.
+    """Records of TFRecord files: the features of ``tf.train.Example``, or raw bytes.
 
-    A feature with one value in every record gives a plain column (bytes and text a ragged one), any other a ragged one,
-    and lists of several byte strings a column of Python lists.
+    A feature with one value in every record becomes a plain column (bytes and text a ragged one), any other a ragged
+    one, and lists of several byte strings a column of Python lists.
 
     Args:
         paths: files, globs, folders or URLs, not compressed.
-        columns: which features to read; all when None.
-        examples: whether records are examples; otherwise they come whole, as the column ``record``.
-        missing: what to do about a record that lacks a feature: ``"raise"`` when the source is opened, or give it as
-            ``"empty"``.
-        index_dir: where to keep the index instead of beside each file.
+        columns: the features to read; None for all.
+        examples: whether records are examples; otherwise they are returned whole, as the column ``record``.
+        missing: what to do about a record that lacks a feature: ``"raise"`` an error when the source is opened, or
+            return it ``"empty"``.
+        index_dir: where to store the index instead of next to each file.
         remote: how URLs are read.
     """
 
@@ -102,12 +103,12 @@ class TFRecordSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int] | None:
-        """Return records of each file."""
+        """Return the number of records of each file."""
         lengths: list[int] = np.diff(self._opened.bounds).tolist()
         return lengths
 
     def read(self, indices: Indices) -> Columns:
-        """Copy the records at ``indices``, check them, and decode the features asked for."""
+        """Copy the records at ``indices``, verify them, and decode the requested features."""
         opened = self._opened
         rows = check_indices(indices, int(opened.bounds[-1]), source="TFRecordSource")
         self._hurry(rows)
@@ -131,7 +132,7 @@ class TFRecordSource(FileSource[_Opened]):
         columns: Columns = {}
         places = {str(name): place for place, name in enumerate(index.about["features"])}
         for name, form in opened.forms.items():
-            # Where features lie is kept from the beginning of their record; -1 where there is none.
+            # Positions of features are relative to their record; -1 if there is none.
             place = places.get(name)
             first = np.full(len(rows), -1) if place is None else index.arrays[f"starts_{place}"][rows]
             last = np.full(len(rows), -1) if place is None else index.arrays[f"stops_{place}"][rows]
@@ -169,7 +170,7 @@ class TFRecordSource(FileSource[_Opened]):
         indexes = cached_indexes(self._files, kind, build, has_form=_has_form, folder=self._index_dir)
         counts = [len(index.arrays["starts"]) for index in indexes]
         if not any(counts):
-            raise SourceFormatError("the files hold no records", files=self.files[:5])
+            raise SourceFormatError("the files contain no records", files=self.files[:5])
         forms = self._forms(indexes) if self._examples else {}
         return _Opened(indexes, bounds_of(counts), forms)
 
@@ -197,14 +198,14 @@ class TFRecordSource(FileSource[_Opened]):
                         f"records lack the feature {name!r}",
                         records_lacking_it=total - having[name],
                         records=total,
-                        hint="give missing='empty', or name the features that every record has",
+                        hint="pass missing='empty', or select features that every record has",
                     )
                 found[name] = _Form(found[name].kind, False)
         return {name: found[name] for name in wanted}
 
 
 def _check_records(file: DataFile, records: Ragged, rows: Indices) -> None:
-    """Compare the checksums of records, which lie behind each, with their data."""
+    """Compare the checksums stored after records with their data."""
     ends = records.offsets[1:] - _TAIL
     stored = records.values[ends[:, None] + np.arange(_TAIL)].reshape(-1).view("<u4")
     wrong = masked(crc32c_rows(records.values, records.offsets[:-1], ends)) != stored
@@ -267,7 +268,7 @@ def _find_all(
                 f"a record is not a tf.train.Example: {error}",
                 file=file.name,
                 record=first + number,
-                hint="give examples=False to read records as bytes",
+                hint="pass examples=False to read records as bytes",
             ) from error
     for name, found in new.items():
         row = np.array([number for number, _ in found])
@@ -285,12 +286,12 @@ def _is_single(kind: int, values: NDArray[np.uint8], begins: NDArray[np.int64], 
     try:
         numbers = decode_floats(lists) if kind == FLOATS else decode_integers(lists)
     except ValueError:
-        return False  # which a read of it will say
+        return False  # reading it will report this
     return bool((numbers.row_lengths == 1).all())
 
 
 def _walk(file: DataFile) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the data of every record begins and ends, once every length has the checksum stored with it."""
+    """Return where the data of every record begins and ends, after verifying the checksum of each length."""
     size = file.size
     check_not_compressed(file.read(0, min(LONGEST_MARK, size)), file.name)
     values = file.values() if isinstance(file, LocalFile) else None

@@ -1,4 +1,4 @@
-"""Documents laid end to end and cut into samples of one length, with no padding."""
+"""Documents concatenated and cut into samples of one length, without padding."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class _Opened:
 
 
 class TokenCuts(LazySource[_Opened]):
-    """Sample i is tokens i · length … (i+1) · length - 1 of all documents end to end; the incomplete last is not read.
+    """Sample i is tokens i · length … (i+1) · length - 1 of all documents; an incomplete last sample is dropped.
 
-    Columns: ``tokens``, and ``document_ids``, the document that each token is of.
+    Columns: ``tokens``, and ``document_ids``, the document of each token.
 
     Args:
         windows: the documents.
-        length: tokens in a sample.
-        cache_bytes: most memory for documents in use.
-        index_dir: a folder in which the number of tokens per window is kept, so that it is counted once.
+        length: tokens per sample.
+        cache_bytes: maximum memory for documents in use.
+        index_dir: a folder for the number of tokens per window, so that they are counted once.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TokenCuts(LazySource[_Opened]):
         return int(self._opened.bounds[-1]) // self._length
 
     def read(self, indices: Indices) -> Columns:
-        """Copy the tokens of each sample from the documents it reaches into."""
+        """Copy the tokens of each sample from its documents."""
         opened = self._opened
         rows = check_indices(indices, len(self), source="ConcatSource")
         places = (rows[:, None] * self._length + np.arange(self._length)).ravel()
@@ -69,7 +69,7 @@ class TokenCuts(LazySource[_Opened]):
             held = self._held(opened, number)
             inside = places[here] - opened.bounds[number]
             tokens[here] = held.values[inside]
-            # side="right" minus one lands on the last of several documents that begin here: the others are empty.
+            # side="right" minus one is the last of several documents that begin here: the others are empty.
             document[here] = number * self._windows.size + np.searchsorted(held.offsets, inside, side="right") - 1
         shape = (len(rows), self._length)
         return {"tokens": tokens.reshape(shape), "document_ids": document.reshape(shape)}
@@ -79,12 +79,12 @@ class TokenCuts(LazySource[_Opened]):
         return (self._windows.source,)
 
     def prefetch(self, indices: Indices, reader: int) -> bool:
-        """Have the documents fetched that will be read soon."""
+        """Fetch documents that will be read soon."""
         windows = np.searchsorted(self._opened.bounds, indices * self._length, side="right") - 1
         return self._windows.prefetch(dict.fromkeys(windows.tolist()), reader)
 
     def pieces(self, index: int, epoch: int = 0) -> list[Piece]:
-        """Return what the sample at this index is made of; it is the same in every epoch."""
+        """Return the pieces of the sample at this index, the same in every epoch."""
         (document,) = np.asarray(self.read(np.array([index]))["document_ids"])
         starts = np.flatnonzero(np.diff(document, prepend=-1))
         found = []
@@ -95,7 +95,7 @@ class TokenCuts(LazySource[_Opened]):
         return found
 
     def samples_of(self, document: int, epoch: int = 0) -> list[int]:
-        """Return the samples that hold a document, or pieces of it; those at the end that are not read left out."""
+        """Return the samples that contain a document, or pieces of it, without a dropped last sample."""
         check_indices([document], len(self._windows.source), source="ConcatSource")
         first = self._tokens_before(document)
         size = int(self._windows.documents(np.array([document])).row_lengths[0])

@@ -1,8 +1,8 @@
 """Flat files of tokens, cut into sequences of one length.
 
-The layout nanoGPT, Megatron and llm.c write: token after token as ``uint16`` or ``uint32``, perhaps after a header of
-fixed size. Sequence ``i`` of a file starts at token ``i * length``; what is left at a file's end and is too short for a
-sequence is not read. A read is one gather from a memory map.
+The layout that nanoGPT, Megatron and llm.c write: token after token as ``uint16`` or ``uint32``, possibly after a
+header of fixed size. Sequence ``i`` of a file starts at token ``i * length``; an incomplete last sequence is dropped. A
+read is one gather from a memory map.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class TokenFileSource(FileSource[_Opened]):
 
     Args:
         paths: files, globs, folders or URLs.
-        length: tokens in a sequence.
-        dtype: how a token is stored: uint16 (default), uint32, uint8, int32 or int64; little-endian.
-        targets: also give ``targets``, the same tokens one further on; sequences then span ``length + 1`` tokens, of
-            which the last is the next sequence's first.
+        length: tokens per sequence.
+        dtype: the stored type of a token: uint16 (default), uint32, uint8, int32 or int64; little-endian.
+        targets: also return ``targets``, the tokens shifted by one; sequences then span ``length + 1`` tokens, of which
+            the last is the first of the next sequence.
         header_bytes: bytes to skip at the start of every file (1024 for llm.c).
-        out_dtype: dtype of the columns; int64, which embeddings and losses take, unless stated. Stating the stored
-            dtype saves the conversion.
+        out_dtype: dtype of the columns; by default int64, as embeddings and losses require. The stored dtype saves the
+            conversion.
         remote: how URLs are read.
     """
 
@@ -72,12 +72,14 @@ class TokenFileSource(FileSource[_Opened]):
         self._length = length
         self._targets = targets
         self._header = header_bytes
+        if not self._is_remote:
+            _ = self._opened  # sizes are known at once: files that cannot be read this way are rejected here
 
     def __len__(self) -> int:
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int] | None:
-        """Return sequences of each file, when there are several."""
+        """Return the number of sequences of each file, if there are several."""
         return np.diff(self._opened.bounds).tolist() if len(self._files) > 1 else None
 
     def read(self, indices: Indices) -> Columns:
@@ -109,7 +111,7 @@ class TokenFileSource(FileSource[_Opened]):
         return cast("list[RemoteFile]", self._files), Ranges(number, *self._bytes_of(rows - bounds[number]))
 
     def _bytes_of(self, rows: Indices) -> tuple[Indices, Indices]:
-        """Return where sequences of a file begin and end in it."""
+        """Return where sequences begin and end in a file."""
         starts = rows * (self._length * self._stored.itemsize) + self._header
         return starts, starts + self._span * self._stored.itemsize
 
@@ -159,7 +161,7 @@ class TokenFileSource(FileSource[_Opened]):
 
 
 def _cuts_over(values: NDArray[np.uint8], count: int, span: int, step: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return every sequence of a file as a row, overlapping where they do, without a copy."""
+    """Return every sequence of a file as a row, possibly overlapping, without a copy."""
     return np.ndarray((count, span), dtype, buffer=values, strides=(step, dtype.itemsize))
 
 

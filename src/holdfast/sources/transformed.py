@@ -1,8 +1,7 @@
 """Samples of another source, passed through a function: tokenization and chat templates before packing.
 
-Packing needs to know how long every document is. Here the lengths that a transform gives are found in one pass and kept
-with a fingerprint of the transform; another transform is noticed before its documents are packed by the lengths of the
-old one.
+Packing needs the length of every document. The lengths after the transform are computed in one pass and saved with a
+fingerprint of the transform, so that a changed transform is detected before its documents are packed by old lengths.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from holdfast.sources.window import Window
 
 __all__ = ["TransformedSource"]
 
-AT_ONCE = 4096  # samples whose lengths are found together
+AT_ONCE = 4096  # number of samples whose lengths are computed together
 
 
 class TransformedSource(Source):
-    """Documents that a function makes of another source's samples.
+    """Documents that a function creates from another source's samples.
 
     Args:
         source: the samples.
-        transform: makes the tokens of one sample, given as a dict of its columns: a list or an array of whole numbers.
-            It must give the same tokens each time.
-        index_dir: a folder in which the lengths are kept, so that they are found once.
-        version: what tells the transform from another one. Without it, that is a fingerprint of its code and of the
-            functions, classes and plain values of your own that it uses (what is installed goes by its name); needed
-            where the transform uses something else, as a tokenizer, and where another version of Python continues.
-        column: what the column of tokens is called.
+        transform: returns the tokens of one sample, given as a dict of its columns: a list or an array of integers. It
+            must be deterministic.
+        index_dir: a folder for the lengths, so that they are computed once.
+        version: identifies the transform; by default a fingerprint of its code and of your functions, classes and plain
+            values that it uses (installed packages are identified by name). Required if the transform uses anything
+            else, such as a tokenizer, or if another version of Python resumes.
+        column: the name of the column of tokens.
     """
 
     def __init__(
@@ -102,13 +101,13 @@ class TransformedSource(Source):
             raise SourceFormatError("the transform does not return a list of integers", index=index) from cause
 
     def row_lengths(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return how many tokens each of the samples ``start`` … ``stop - 1`` has, from the lengths that are kept."""
+        """Return the number of tokens of each of the samples ``start`` … ``stop - 1``, from the saved lengths."""
         if self._lengths is None:
             self._lengths = self._kept_lengths()
         return self._lengths[start:stop].astype(np.int64)
 
     def fingerprint(self, length: int | None = None) -> str:
-        """Made of the samples' fingerprint and the transform's, so that a run cannot resume with another unnoticed."""
+        """Return a fingerprint of the samples and the transform, so that a run cannot silently resume with another."""
         return hashlib.blake2b(
             f"{self._source.fingerprint(length)} {self._version}".encode(), digest_size=16
         ).hexdigest()
@@ -122,7 +121,7 @@ class TransformedSource(Source):
         return self._source.window()
 
     def prefetch(self, indices: Indices, reader: int) -> bool:
-        """Have the source underneath fetch samples that will be read soon."""
+        """Fetch samples of the underlying source that will be read soon."""
         return self._source.prefetch(indices, reader)
 
     def _kept_lengths(self) -> NDArray[np.int32]:
@@ -136,7 +135,7 @@ class TransformedSource(Source):
                 file=str(file),
                 was=kept.about[:80],
                 now=self._version[:80],
-                hint="delete the file to compute them again, or give another index_dir; a run cannot resume with it",
+                hint="delete the file to compute them again, or pass another index_dir; a run cannot resume with it",
             )
         if kept is not None and kept.counts.shape == (len(self),):
             return kept.counts

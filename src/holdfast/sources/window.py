@@ -1,10 +1,9 @@
 """How a remote source is best shuffled: in windows, so that few of its bytes are in use at a time.
 
-A window mixes ``group`` shards that come from all over the source, and its samples come in any order; then follows the
-next window. Randomness grows with the window, and so does what must be held while it is read: ``MAX_WINDOW_BYTES``, or
-less where the cache is small. A source whose samples can be read alone is cut into stretches of ``STRETCH_BYTES``; one
-that is decoded in larger pieces (row groups, compressed shards) keeps those. What fits into one window is shuffled
-fully.
+A window mixes ``group`` shards from all over the source and shuffles their samples; then the next window follows. A
+larger window is more random but needs more space while it is read: ``MAX_WINDOW_BYTES``, or less if the cache is small.
+A source whose samples can be read individually is cut into ranges of ``STRETCH_BYTES``; one that is decoded in larger
+pieces (row groups, compressed shards) keeps those. A source that fits into one window is fully shuffled.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from holdfast.sources.fetch.options import RemoteOptions
 __all__ = ["Window", "plan_window"]
 
 MAX_WINDOW_BYTES = 512 * 2**20
-# A stretch shares the blocks at its ends with others, which are read in other windows: with blocks of 1 MiB, at most
-# one byte in 16 is fetched again, and only where the cache has dropped it.
+# A range shares the blocks at its ends with others, which are read in other windows: with blocks of 1 MiB, at most one
+# byte in 16 is fetched again, and only if the cache has dropped it.
 STRETCH_BYTES = 16 * 2**20
 MIN_GROUP = 4
 
@@ -39,15 +38,15 @@ def plan_window(
     decoded_bytes: int = 0,
     memory: int = 0,
 ) -> Window | None:
-    """Return how to shuffle a remote source; None where all of it fits into one window.
+    """Return how to shuffle a remote source, or None if all of it fits into one window.
 
     Args:
-        length: its samples.
-        stored_bytes: its bytes.
+        length: number of samples.
+        stored_bytes: its size.
         options: how it is read; a window takes at most a quarter of its cache, or a sixth of its memory without one.
-        shards: the pieces that are decoded as a whole; None where each sample can be read alone.
-        decoded_bytes: what all pieces take once they are decoded,
-        memory: and how much may be held decoded.
+        shards: the pieces that are decoded as a whole; None if each sample can be read individually.
+        decoded_bytes: the decoded size of all pieces,
+        memory: and the maximum memory for decoded ones.
     """
     # Without a cache, memory holds a window, the next one, whose blocks are all named at once, and what is named ahead.
     room = options.cache_limit // 4 if options.cache_limit else options.memory_limit // 6

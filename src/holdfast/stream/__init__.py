@@ -4,10 +4,10 @@ Read the modules in this order: ``read_batches``, the centre, with ``batch``, ``
 batches); ``named_source``, ``dataset``, ``interleaved`` and ``hf`` (what is read); ``config`` (how); ``reading``,
 ``read_ahead`` and ``worker_processes`` (ahead of time); ``cursor`` (a rank's position) and ``loader`` (a cursor and
 something that reads ahead of it); ``state``, ``state_files`` and ``adopt`` (stopping and continuing); ``provenance``
-(which sample is where). ``forward`` holds what can only be read forwards.
+(which sample is where). ``forward`` is for data that can only be read forwards.
 
-The names load on first use, as ``__init__.pyi`` lists them: what looks at a saved state needs NumPy, and torch only
-those who read batches.
+The names, listed in ``__init__.pyi``, load on first use: looking at a saved state needs only NumPy, reading batches
+needs torch too.
 """
 
 from __future__ import annotations

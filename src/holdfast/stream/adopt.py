@@ -1,8 +1,9 @@
-"""Adopting a state: checking that it belongs to this data, and, where asked, carrying it over to data that grew.
+"""Adopting a state: checking that it belongs to this data and, on request, carrying it over to data that grew.
 
-Loading a state made with other data, weights, seed or partition fails and names every difference. With ``strict=False``
-two changes are safe and are carried over: a source that got longer (the epochs already begun keep their length and
-their order; the next ones take the new samples in), and a source that was added (it joins at the current position).
+Loading a state made with different data, weights, seed or partition fails and names every difference. With
+``strict=False`` two changes are safe and are carried over: a source that grew (the epochs already begun keep their
+length and their order; later ones include the new samples), and a source that was added (it joins at the current
+position).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["Adopted", "adopt"]
 
 
 Adopted = tuple[Schedule, tuple[str, ...]]
-"""A schedule that continues from a state, and what had to be changed for it."""
+"""A schedule that continues from a state, and the changes that were carried over."""
 
 
 def adopt(
@@ -32,13 +33,13 @@ def adopt(
 
     Args:
         state: where to continue.
-        order: of the dataset as it is now.
-        sources: of the dataset, by name.
-        epochs: how many there are to be: a run may be given more than it began with.
+        order: the order of the dataset as it is now.
+        sources: the sources of the dataset, by name.
+        epochs: the number of epochs; a run may be given more than it began with.
         strict: False carries over sources that grew or were added.
     """
     try:
-        # What an earlier adoption carried over (growth, added sources) is in the saved order, not in a fresh one.
+        # What an earlier adoption carried over (growth, added sources) is in the saved order, not in a new one.
         differences = [*_differences(state.order, order), *_data_differences(state, sources)]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise StateError(f"the order inside the stream state is damaged: {error!r}") from error
@@ -58,12 +59,12 @@ def adopt(
 
 
 def _ending(schedule: Schedule, state: CheckpointState, epochs: int | None) -> Schedule:
-    """Return the schedule with another end, if nothing is lost or repeated by it."""
+    """Return the schedule with a new end, if that loses or repeats nothing."""
     own = schedule.ending(epochs)
     before, after = (each.delivered_before(state.step) for each in (schedule, own))
     if before != after:
         raise StateMismatchError(
-            "the number of epochs cannot be changed any more: the stream is past the new end, or has ended with an "
+            "the number of epochs can no longer be changed: the stream is past the new end, or has ended with an "
             "incomplete batch",
             epochs=epochs,
             expected=state.epochs,
@@ -74,7 +75,7 @@ def _ending(schedule: Schedule, state: CheckpointState, epochs: int | None) -> S
 
 
 def _differences(saved: Mapping[str, Any], order: Order) -> list[tuple[str, bool]]:
-    """Return what differs, each with whether it is safe to carry over."""
+    """Return the differences, each with whether it is safe to carry over."""
     current, partition = order.to_json(), order.partition
     found = [
         (f"{field} was {saved[field]!r} and is {current[field]!r}", False)
@@ -121,7 +122,7 @@ def _data_differences(state: CheckpointState, sources: Mapping[str, Source]) -> 
     for name, fingerprint in state.sources.items():
         source = sources.get(name)
         if source is None or len(source) < lengths[name]:
-            continue  # said already
+            continue  # already reported
         if source.fingerprint(lengths[name]) != fingerprint:
             found.append((f"the samples of source {name!r} are not the ones the state was made with", False))
     return found

@@ -1,7 +1,7 @@
-"""A batch: one rank's samples of one step, as ``read_batches`` gives them.
+"""A batch: one rank's samples of one step, as ``read_batches`` returns them.
 
-Batches that were read together share their content: columns that are cut into views, or rows that lie in memory and are
-copied when they are asked for. ``make`` gives the dict of tensors that the training loop gets.
+Batches that were read together share their content: columns that are cut into views, or rows in memory that are copied
+when requested. ``make`` returns the dict of tensors that the training loop gets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.stream.collate import mask_labels
 
 __all__ = ["Batch", "ColumnSlices", "Content", "Failed", "Made", "MemoryRows"]
 
-NOWHERE = Position(-1)  # of a failure that a state tells of, which knows the sample only
+NOWHERE = Position(-1)  # of a failure restored from a state, which records only the sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Failed:
 class Batch(NamedTuple):
     """One rank's batch of one step: rows ``start`` … ``stop``-1 of a content.
 
-    ``content`` is None where there is nothing to make: the rank has no samples at this step, or all failed or were
-    filtered out. ``failed`` are those of its samples that failed.
+    ``content`` is None if there is nothing to make: the rank has no samples at this step, or all failed or were
+    filtered out. ``failed`` are its samples that failed.
     """
 
     step: int
@@ -48,11 +48,11 @@ class Batch(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many samples there are, those that fill a batch included."""
+        """The number of samples, including those that pad the batch."""
         return self.stop - self.start
 
     def make(self, *, single: bool = False) -> dict[str, Any]:
-        """Return the dict of tensors, without a batch dimension if ``single``; ``{}`` where there is no sample."""
+        """Return the dict of tensors, without a batch dimension if ``single``; ``{}`` if there is no sample."""
         if self.content is None:
             return {}
         if single and self.metrics is None and isinstance(self.content, ColumnSlices):
@@ -69,15 +69,15 @@ class ColumnSlices(NamedTuple):
     columns: dict[str, Any]
 
     def cut(self, start: int, stop: int) -> dict[str, Any]:
-        """Return some rows; tensors are views, so this costs next to nothing."""
+        """Return some rows; tensors are views, so this is cheap."""
         batch: dict[str, Any] = {}
         for name, column in self.columns.items():
             if isinstance(column, tuple):
                 values, offsets = column
                 bounds = offsets[start : stop + 1]
-                # A batch at a time: thousands of views that are alive at once set the garbage collector to work.
+                # One batch at a time: thousands of live views would trigger the garbage collector.
                 lengths = (bounds[1:] - bounds[:-1]).tolist()
-                # Unsafe only for gradients, which data has none of; leaving them out makes the views a third cheaper.
+                # Unsafe only for gradients, which data does not have; without them the views are a third cheaper.
                 own = values[int(bounds[0]) : int(bounds[-1])]
                 batch[name] = list(torch.unsafe_split_with_sizes(own, lengths)) if lengths else []
             else:
@@ -85,7 +85,7 @@ class ColumnSlices(NamedTuple):
         return batch
 
     def row(self, at: int) -> dict[str, Any]:
-        """Return one row: half the time of a batch of one, and its first."""
+        """Return one row, in half the time that a batch of one and its first row would take."""
         return {
             name: column[0][column[1][at] : column[1][at + 1]] if isinstance(column, tuple) else column[at]
             for name, column in self.columns.items()
@@ -93,7 +93,7 @@ class ColumnSlices(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A batch that is ready, because its samples were collated one by one."""
+    """A finished batch, collated from single samples."""
 
     batch: dict[str, Any]
 
@@ -105,8 +105,8 @@ class Made(NamedTuple):
 class MemoryRows(NamedTuple):
     """Rows of columns in memory, to be copied batch by batch.
 
-    Memory that is written, used and let go before the next batch is copied stays in the processor's cache. That of many
-    batches does not, and copying it ahead of time costs more than copying it when it is used.
+    Memory that is written, used and released before the next batch is copied stays in the processor's cache. That of
+    many batches does not, so copying ahead of time costs more than copying on use.
     """
 
     columns: Mapping[str, NDArray[Any]]
@@ -118,7 +118,7 @@ class MemoryRows(NamedTuple):
         """Return some of the rows as fresh tensors."""
         rows = self.rows[start:stop]
         taken: Columns = {}
-        # Plain loops: comprehensions are a tenth of what a small batch costs. The rows were checked before.
+        # Plain loops: comprehensions would be a tenth of the cost of a small batch. The rows were checked before.
         for name, column in self.columns.items():
             taken[name] = column.take(rows, 0, None, "clip")
         if self.masked is not None:

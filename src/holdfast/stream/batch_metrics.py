@@ -1,4 +1,4 @@
-"""The metrics of a batch: each source's own samples in it. Repeats that fill a batch, and masked samples, do not count.
+"""The metrics of a batch, by source. Repeated samples that pad a batch, and masked samples, do not count.
 
 Failures are reported in the batch they happened in, so that a checkpoint between two batches counts none twice.
 """
@@ -27,11 +27,11 @@ def add_sample_metrics(
     valid: Bool | None,
     lost: Bool,
 ) -> None:
-    """Put each sample's metrics under ``"metrics"``, and with each batch's first one what the sources know of it.
+    """Put each sample's metrics under ``"metrics"``, and the sources' own metrics with the first sample of each batch.
 
     Args:
-        sources: of the samples.
-        samples: those of several batches, end to end; replaced by copies that carry metrics.
+        sources: the sources of the samples.
+        samples: the samples of several batches, end to end; replaced by copies that carry metrics.
         offsets: where each batch begins, and the end.
         located: what the samples are.
         valid: which of them count; None for all.
@@ -63,7 +63,7 @@ def add_sample_metrics(
 def column_metrics(
     sources: Sequence[NamedSource], columns: Columns, offsets: Sequence[int], located: Located, valid: Bool | None
 ) -> list[MetricBatch] | None:
-    """Return the metrics of every batch; None where no source makes any."""
+    """Return the metrics of every batch; None if no source makes any."""
     measured = [(i, source.metric_transform) for i, source in enumerate(sources) if source.metric_transform]
     if not measured:
         return None

@@ -28,8 +28,7 @@ __all__ = [
 ]
 
 _NUMERIC = "biufc"
-# The columns whose whole numbers tell a loss what to learn, and the number that tells it to learn nothing: what
-# torch's cross entropy ignores by default.
+# The columns whose whole numbers are training targets, and the target that torch's cross entropy ignores by default.
 LABELS = ("labels", "label")
 IGNORED = -100
 
@@ -52,12 +51,12 @@ def _column_to_tensor(column: Any) -> Any:
 
 
 def becomes_tensor(column: NDArray[Any]) -> bool:
-    """Say whether a column of fixed shape holds numbers, and so comes as a tensor."""
+    """Return whether a column of fixed shape holds numbers, and so becomes a tensor."""
     return column.dtype.kind in _NUMERIC
 
 
 def map_tensors(value: Any, apply: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a batch, or any value of one, with its tensors replaced."""
+    """Return a batch, or any value in one, with its tensors replaced."""
     if isinstance(value, torch.Tensor):
         return apply(value)
     if type(value) is dict:
@@ -68,7 +67,7 @@ def map_tensors(value: Any, apply: Callable[[torch.Tensor], torch.Tensor]) -> An
 
 
 def stack_samples(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Collate single samples: equal shapes are stacked, unequal ones come as a list of tensors, text as a list."""
+    """Collate single samples: equal shapes are stacked, unequal ones become a list of tensors, text a list."""
     if not samples:
         return {}
     batch: dict[str, Any] = {}
@@ -105,7 +104,7 @@ def _stack(values: list[Any]) -> Any:
 
 
 def mask_labels(columns: Columns, masked: NDArray[np.bool_]) -> Columns:
-    """Return the columns with the labels of masked samples set to -100; other columns are left alone."""
+    """Return the columns with the labels of masked samples set to -100; other columns are unchanged."""
     changed = dict(columns)
     for name in LABELS:
         column = columns.get(name)
@@ -121,7 +120,7 @@ def _ignored_where(values: NDArray[Any], masked: Any) -> NDArray[Any]:
     """Return whole numbers with some of them set to -100; other values as they are."""
     if values.dtype.kind not in "iu":
         return values
-    # Where a mask is in force the dtype is the same in every batch, whether or not a sample of it is masked.
+    # While a mask applies, the dtype is the same in every batch, whether or not any of its samples is masked.
     changed = values.astype(np.int64 if values.dtype.kind == "u" else values.dtype)
     changed[masked] = IGNORED
     return changed
@@ -147,11 +146,11 @@ def _ignored(value: Any) -> Any:
 
 
 def merge_columns(parts: Sequence[tuple[str, Int64, Columns]], count: int) -> Columns:
-    """Put the columns of several sources into one, each row where it belongs.
+    """Merge the columns of several sources, each row in its place.
 
     Args:
         parts: for each source its name, the rows it fills, and its columns.
-        count: how many rows there are in all.
+        count: the total number of rows.
     """
     if len(parts) == 1:
         return parts[0][2]

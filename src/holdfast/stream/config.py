@@ -1,4 +1,4 @@
-"""The loader's options, checked in one place before anything runs, and what it needs of a coordinator."""
+"""The loader's options, checked in one place before anything runs, and the interface of a coordinator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Coordinator", "LastBatch", "OnError", "StreamingConfig", "torch_rank
 OnError = Literal["raise", "skip"]
 _MAY_BE_NONE = ("batch_size", "epochs", "checkpoint_interval", "world_size")
 _MOST = 1 << 32
-"""Of anything that is counted: a saved state holds no larger batch and no more ranks."""
+"""The maximum of any count: a saved state can hold no larger batch size and no more ranks."""
 _AT_LEAST_ONE = (*_MAY_BE_NONE, "prefetch_buffer_size", "prefetch_threads", "keep_checkpoints")
 
 
@@ -32,24 +32,24 @@ class StreamingConfig:
 
     Args:
         batch_size: samples per batch on this rank; None yields single samples without a batch dimension.
-        world_size: number of data-parallel ranks; None asks ``torch.distributed`` when iteration starts.
-        rank: this process among them; None likewise.
+        world_size: number of data-parallel ranks; None takes it from ``torch.distributed`` when iteration starts.
+        rank: this process's number among them; None takes it from there too.
         partition_strategy: which samples go to which rank.
         epochs: how many passes over the data; None for no end.
         per_epoch: whether each ``iter(loader)`` ends at the end of an epoch (the next call continues with the next
             epoch), as trainers that count epochs expect.
-        last_batch: what happens where samples run out: ``pad`` (repeat samples, marked in ``batch["__valid__"]``, so
-            that every rank makes the same steps), ``short`` or ``drop``. None: ``pad`` for several ranks, ``short`` for
-            one.
+        last_batch: what happens when samples run out: ``pad`` (repeat samples, marked in ``batch["__valid__"]``, so
+            that every rank takes the same steps), ``short`` or ``drop``. None: ``pad`` for several ranks, ``short``
+            for one.
         prefetch_buffer_size: samples read ahead.
         prefetch_threads: threads that read ahead (with ``num_workers=0``).
         num_workers: worker processes for heavy Python transforms; 0 reads in threads.
         multiprocessing_context: how workers start (``fork``, ``spawn``, ``forkserver``); None for torch's default.
         on_error: ``raise``, or ``skip`` to leave a failing sample out of its batch, counted and recorded.
-        checkpoint_interval: save the stream state whenever this many samples (over all ranks) have gone by.
+        checkpoint_interval: save the stream state after every this many samples (over all ranks).
         checkpoint_path: folder for those files; written by rank 0.
         keep_checkpoints: how many of them are kept.
-        pin_memory: whether batches come in page-locked memory (where CUDA exists).
+        pin_memory: whether batches are placed in page-locked memory (if CUDA is available).
         device: where batches are moved to; None leaves them on the CPU.
         dynamic_balancing: whether a coordinator may change the ranks' shares (needs an ``Adaptive`` partition).
     """
@@ -92,7 +92,7 @@ class StreamingConfig:
                 "rank and world_size go together",
                 rank=self.rank,
                 world_size=self.world_size,
-                hint="give both, or neither",
+                hint="pass both, or neither",
             )
         methods = get_all_start_methods()
         if self.multiprocessing_context is not None and self.multiprocessing_context not in methods:
@@ -112,7 +112,7 @@ class StreamingConfig:
 
     @classmethod
     def from_device_mesh(cls, mesh: DeviceMesh, dims: str | tuple[str, ...], **options: Any) -> StreamingConfig:
-        """Read rank and world size off the data-parallel dimensions of a device mesh.
+        """Take rank and world size from the data-parallel dimensions of a device mesh.
 
         Ranks that differ only in other dimensions (tensor, pipeline, context parallel) get identical batches.
 
@@ -141,8 +141,8 @@ class StreamingConfig:
 
 
 def torch_rank() -> tuple[int, int]:
-    """Return this process's rank and the world size, (0, 1) where nothing is distributed."""
-    # A process group can exist only where torch is loaded already.
+    """Return this process's rank and the world size, (0, 1) if nothing is distributed."""
+    # A process group can exist only if torch is already loaded.
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
@@ -158,7 +158,7 @@ class Coordinator(Protocol):
     def shares_at(
         self, step: int, *, rank: int, global_batch_size: int, shares: Sequence[float] | None, threshold: float
     ) -> tuple[float, ...] | None:
-        """Return the shares every rank adopts at this step; None for no change."""
+        """Return the shares that all ranks adopt at this step; None for no change."""
 
     def delivered(self, rank: int, *, step: int, samples: int, seconds: float, share: float) -> None:
         """Count a batch that the training loop has worked on."""

@@ -1,7 +1,7 @@
 """One rank's position in a stream: everything that can be reported, saved and changed without reading a sample.
 
 A cursor is a schedule, the next step and a generation that grows with every jump. The step counts batches when the
-training loop *receives* them, never when a thread or worker reads ahead. A jump (a state loaded, a skip, another
+training loop *receives* them, never when a thread or worker reads ahead. A jump (loading a state, a skip, a new
 topology) moves the cursor, and whatever was read ahead of it is dropped.
 """
 
@@ -36,11 +36,11 @@ __all__ = ["StreamCursor"]
 
 
 class StreamCursor(ABC):
-    """One rank's place in a stream.
+    """One rank's position in a stream.
 
     Args:
-        dataset: what is read.
-        config: how; rank and world size may be left to ``torch.distributed``.
+        dataset: the dataset to read.
+        config: how to read it; rank and world size may be left to ``torch.distributed``.
     """
 
     def __init__(self, dataset: OrderedDataset, config: StreamingConfig) -> None:
@@ -56,8 +56,8 @@ class StreamCursor(ABC):
         """What the last ``load_state_dict(strict=False)`` carried over."""
         self._generation = 0  # grows with every jump
         self._failed: list[Failed] = []
-        self._outstanding: deque[int] | None = None  # its position after each batch not yet acknowledged
-        self._acknowledged = 0  # the step after the last one that was; where None is above, every batch counts at once
+        self._outstanding: deque[int] | None = None  # the step after each batch not yet acknowledged
+        self._acknowledged = 0  # the step after the last acknowledged one; unused if every batch counts at once
         self._fingerprints: dict[str, str] | None = None
         self._saved_at = 0
 
@@ -65,11 +65,11 @@ class StreamCursor(ABC):
     def close(self) -> None:
         """Stop reading ahead."""
 
-    # --- where it stands -------------------------------------------------------------------------------------------
+    # --- position --------------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
-        """This process among the data-parallel ranks."""
+        """This process's number among the data-parallel ranks."""
         assert self.config.rank is not None
         return self.config.rank
 
@@ -86,10 +86,10 @@ class StreamCursor(ABC):
 
     @property
     def share(self) -> float:
-        """This rank's part of the samples of the last step delivered, to weight gradients where ranks get unequal ones.
+        """This rank's share of the last delivered step's samples, to weight gradients when ranks get unequal numbers.
 
-        Repeats that fill a batch, and masked samples, do not count. A gradient averaged over ranks is that of the
-        global batch when each rank's mean loss over its valid samples is multiplied by ``share * world_size``.
+        Repeats that pad a batch, and masked samples, do not count. A gradient averaged over ranks is that of the
+        global batch if each rank's mean loss over its valid samples is multiplied by ``share * world_size``.
         """
         own, total = real_samples(self.schedule, max(0, self.step - 1), self.rank)
         return own / total if total else 0.0
@@ -100,7 +100,7 @@ class StreamCursor(ABC):
         return [(failed.source, failed.index) for failed in self._failed]
 
     def __len__(self) -> int:
-        """Return how many batches this rank gets: of an epoch with ``per_epoch``, else of the whole stream."""
+        """Return how many batches this rank gets: in an epoch with ``per_epoch``, else in the whole stream."""
         self._follow_topology()
         if self.config.per_epoch:
             first, stop = epoch_bounds(self.schedule, self.step)
@@ -114,19 +114,19 @@ class StreamCursor(ABC):
         return count_batches(self.schedule, first, stop, self.rank, self.config.last_batch)
 
     def __bool__(self) -> bool:
-        """Return whether there are batches; ``if loader:``, as many programs write it, must not ask for a length."""
+        """Return whether there are batches; ``if loader:``, which many programs use, must not require a length."""
         return self.schedule.total_steps is None or len(self) > 0
 
     @property
     def batches_left_of_epoch(self) -> int:
-        """How many batches this rank still gets of the current epoch; unacknowledged batches count as not delivered."""
+        """The number of batches this rank still gets in this epoch; unacknowledged batches count as not delivered."""
         stop = epoch_bounds(self.schedule, self._counted)[1]
         assert self.config.last_batch is not None
         return count_batches(self.schedule, self._counted, stop, self.rank, self.config.last_batch)
 
     @property
     def num_samples(self) -> int:
-        """How many samples this rank gets of the stream (of one epoch, if there is no end) at its present size."""
+        """The number of samples this rank gets in the stream (in one epoch, if there is no end) at its present size."""
         if self.schedule.total_steps is not None:
             first, stop = self.schedule.segments[-1].start_step, self.schedule.total_steps
         else:
@@ -158,7 +158,7 @@ class StreamCursor(ABC):
     def _jump(self, schedule: Schedule, step: int | None = None) -> None:
         """Continue with a schedule from a step (None: the current one), resized to this job's own topology."""
         if step is not None and self._outstanding is not None:
-            self._outstanding, self._acknowledged = deque(), step  # what the training loop holds belongs elsewhere
+            self._outstanding, self._acknowledged = deque(), step  # batches in the loop's hands are void
         step = self.step if step is None else step
         segment = schedule.segment_at(step)
         if (segment.world_size, segment.global_batch_size) != (self.world_size, self._global_batch_size):
@@ -171,7 +171,7 @@ class StreamCursor(ABC):
         return epoch_bounds(self.schedule, self.step)[1] if self.config.per_epoch else self.schedule.total_steps
 
     def _follow_topology(self) -> None:
-        """Take rank and world size from ``torch.distributed`` again, where they were left to it."""
+        """Take rank and world size from ``torch.distributed`` again, if they were left to it."""
         found = self._asked.resolved()
         if (found.rank, found.world_size) != (self.rank, self.world_size):
             self.config = found
@@ -188,7 +188,7 @@ class StreamCursor(ABC):
 
         Args:
             state_dict: from any rank's ``state_dict()``, at any world size.
-            strict: False carries over sources that grew or were added; ``changes`` then says what was done.
+            strict: False carries over sources that grew or were added; ``changes`` then lists what was carried over.
         """
         self.restore_from_checkpoint(CheckpointState.from_json(state_dict), strict=strict)
 
@@ -245,15 +245,15 @@ class StreamCursor(ABC):
         return Path(folder)
 
     def require_acknowledgement(self) -> None:
-        """Count a batch in the state only when ``acknowledge`` says that it was trained on.
+        """Count a batch in the state only when ``acknowledge`` reports that it was trained on.
 
-        For training loops that read ahead: what they hold in hand when they save is not lost, but comes again.
+        For training loops that read ahead: batches they hold when they save are not lost, but delivered again.
         """
         if self._outstanding is None:
             self._outstanding, self._acknowledged = deque(), self.step
 
     def acknowledge(self, batches: int = 1) -> None:
-        """Say that the oldest batches handed over were trained on."""
+        """Report that the oldest batches handed over were trained on."""
         if self._outstanding is None:
             raise StreamError("there is nothing to acknowledge", hint="call require_acknowledgement() before iterating")
         if not 0 <= whole_number(batches, "batches") <= len(self._outstanding):
@@ -264,7 +264,7 @@ class StreamCursor(ABC):
 
     @property
     def unacknowledged(self) -> int:
-        """How many batches were handed over and not acknowledged yet."""
+        """The number of batches handed over but not yet acknowledged."""
         return len(self._outstanding or ())
 
     def take_back(self) -> None:
@@ -274,15 +274,15 @@ class StreamCursor(ABC):
 
     @property
     def _counted(self) -> int:
-        """The step of a state that is saved now."""
+        """The step of a state saved now."""
         return self.step if self._outstanding is None else self._acknowledged
 
     # --- looking back and forward ----------------------------------------------------------------------------------
 
     def samples_in(self, step: int, rank: int | None = None) -> list[SampleRef]:
-        """Return every (source, epoch, index, position) of a step, of all ranks or of one; past or future.
+        """Return every (source, epoch, index, position) of a step, past or future, for all ranks or for one.
 
-        Samples that are made of documents (`holdfast.sources.PackedSource`) also say which stretches of which.
+        Samples made of documents (``holdfast.sources.PackedSource``) also name the parts of documents they hold.
         """
         step = whole_number(step, "a step")
         rank = None if rank is None else whole_number(rank, "rank")
@@ -290,7 +290,7 @@ class StreamCursor(ABC):
 
     @cached_property
     def _documents(self) -> dict[str, MadeOfDocuments]:
-        # Found once: to ask whether a protocol is fulfilled takes longer than to find a step's samples.
+        # Cached: checking a protocol takes longer than finding a step's samples.
         named = ((named.name, named.source) for named in self.dataset.sources)
         return {name: source for name, source in named if isinstance(source, MadeOfDocuments)}
 
@@ -304,9 +304,9 @@ class StreamCursor(ABC):
 
         Args:
             source: the source's name.
-            index: the sample's number in it,
-            document: or the number of a document, of a source whose samples are made of them.
-            epochs: how many epochs of the source to look at; by default those begun so far and the next.
+            index: the sample's number in it.
+            document: the number of a document instead, if the source's samples are made of documents.
+            epochs: how many epochs of the source to search; by default those begun so far and the next.
         """
         number = self.order.number_of(source)
         if epochs is None:
@@ -314,15 +314,15 @@ class StreamCursor(ABC):
         if document is not None and index is None:
             return when_document(self.schedule, source, self.dataset.sources[number].source, document, epochs=epochs)
         if index is None or document is not None:
-            raise OrderError("give either a sample or a document", source=source)
+            raise OrderError("pass either an index or a document", source=source)
         return when(self.schedule, source, index, epochs=epochs)
 
-    # --- changing what is to come ----------------------------------------------------------------------------------
+    # --- changing the future ---------------------------------------------------------------------------------------
 
     def skip(self, *, steps: Iterable[int] | None = None, samples: Mapping[str, Iterable[int]] | None = None) -> None:
-        """Leave out what is still to come: whole steps, or samples (in every epoch from now on).
+        """Leave out future data: whole steps, or samples (in every epoch from now on).
 
-        What remains keeps its order and closes up. The skip is part of the state, so a resumed run keeps it.
+        What remains keeps its order and closes the gap. The skip is part of the state, so a resumed run keeps it.
 
         Args:
             steps: steps not yet delivered; their positions are left out.
@@ -331,26 +331,26 @@ class StreamCursor(ABC):
         self._jump(self.schedule.skipping(self.step, chosen(self.schedule, self.step, steps, samples)))
 
     def mask(self, *, steps: Iterable[int] | None = None, samples: Mapping[str, Iterable[int]] | None = None) -> None:
-        """Mark samples as invalid from now on, and leave every batch as it is and where it is.
+        """Mark samples as invalid from now on; every batch keeps its samples and its place.
 
-        Batches then hold ``__valid__``, False for masked samples; whole numbers under ``labels`` or ``label`` become
-        -100 there, which torch's cross entropy ignores. The mask is part of the state, so a resumed run keeps it.
-        For a counterfactual of steps already made, load a state from before them first.
+        Batches then have ``__valid__``, False for masked samples; their whole numbers under ``labels`` or ``label``
+        become -100, which torch's cross entropy ignores. The mask is part of the state, so a resumed run keeps it.
+        For a counterfactual of steps already taken, load a state from before them first.
 
         Args:
-            steps: steps not yet delivered; their samples are masked at the positions they have there.
+            steps: steps not yet delivered; their samples are masked only at their positions in these steps.
             samples: indices by source name, masked in every epoch.
         """
         self._jump(self.schedule.masking(self.step, chosen(self.schedule, self.step, steps, samples)))
 
     def reweight(self, weights: Weights) -> int:
-        """Mix by other weights from now on; past steps stay what they were, and a resumed run keeps the change.
+        """Mix by new weights from now on; past steps do not change, and a resumed run keeps the new weights.
 
         Args:
-            weights: by the name of the mixture's children.
+            weights: the weights of the mixture's children, by name.
 
         Returns:
-            The position from which the new weights hold: the present one, or, under a partition that ends epochs on
+            The position from which the new weights apply: the present one, or, with a partition that ends epochs on
             all ranks together, the start of the next epoch.
         """
         if not isinstance(self.dataset, InterleavedDataset):

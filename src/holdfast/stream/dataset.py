@@ -1,9 +1,10 @@
 """Datasets: named, endless, stateful; the part of a pipeline that says which samples there are and in what order.
 
-``TuneIterableDataset`` is the contract. ``OrderedDataset`` is every dataset whose samples have a computed order:
-sources and the weights that mix them. ``StreamDataset`` is the simplest, one source; ``InterleavedDataset`` (in its own
-module) mixes several. What can only be read forwards is in ``holdfast.stream.forward``. Iterating a dataset directly
-yields single samples; ``StreamingShardLoader`` reads the same order in batches, over ranks and workers.
+``TuneIterableDataset`` is the contract. ``OrderedDataset`` is the base of every dataset whose order is computed:
+sources and the weights that mix them. ``StreamDataset`` is the simplest, with one source; ``InterleavedDataset`` (in
+its own module) mixes several. Data that can only be read forwards is in ``holdfast.stream.forward``. Iterating a
+dataset directly yields single samples; ``StreamingShardLoader`` reads the same order in batches, over ranks and
+workers.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ __all__ = [
     "single",
 ]
 
-# Samples located and read at a time when a dataset is iterated on its own: locating 64 takes longer than reading them.
+# Samples located and read at a time when a dataset is iterated directly: locating 64 takes longer than reading them.
 LOCATED_AT_ONCE, READ_AT_ONCE = 2048, 64
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """What a dataset is called, its weight in its parent, and its children.
+    """A dataset's name, its weight in its parent, and its children.
 
-    ``length`` is how many samples it has, None where only reading it all would tell.
+    ``length`` is its number of samples, or None if that is known only after reading everything.
     """
 
     name: str
@@ -70,24 +71,24 @@ class DatasetInfo:
 
 @dataclass(frozen=True, slots=True)
 class DatasetState:
-    """The position of a dataset that is iterated on its own."""
+    """The position of a dataset that is iterated directly."""
 
-    position: Count  # positions of its order that lie behind
+    position: Count  # positions of its order already passed
     epoch: Count  # the epoch at that point
     fingerprint: str  # of the order
-    children: dict[str, Any]  # their states by name, nested as they are
+    children: dict[str, Any]  # their states by name, nested like the children
 
 
 DATASET_STATE = Format(
     "dataset state",
     DatasetState,
     unmarked=1,
-    hint="a mixture inside another has no state of its own: load the state of the outermost one",
+    hint="a nested mixture has no state of its own: load the state of the outermost one",
 )
 
 
 class TuneIterableDataset(IterableDataset[Sample]):
-    """A named, endless, stateful dataset. It is a torch ``IterableDataset`` too, so a ``DataLoader`` takes it."""
+    """A named, endless, stateful dataset. It is also a torch ``IterableDataset``, so a ``DataLoader`` accepts it."""
 
     def __repr__(self) -> str:
         return f"{public_name(type(self))}({self.dataset_name!r})"
@@ -115,17 +116,17 @@ class TuneIterableDataset(IterableDataset[Sample]):
         """Go to the state's position."""
 
     def read_as(self, *, rank: int, world_size: int) -> None:
-        """Be iterated as one of the data-parallel ranks, where those are not all ranks of ``torch.distributed``.
+        """Set the data-parallel rank to iterate as, if those ranks are not all ranks of ``torch.distributed``.
 
-        Ranks that share data (tensor, pipeline or context parallel) give the same numbers here, and get the same
-        samples. Call it before iterating. ``StreamingShardLoader`` does not ask for this: its config says the same.
-        A dataset that does not split itself over processes has nothing to do.
+        Ranks that share data (tensor, pipeline or context parallel) pass the same numbers here, and get the same
+        samples. Call it before iterating. ``StreamingShardLoader`` does not need it: its config says the same.
+        A dataset that does not split itself over processes ignores it.
         """
         check_ranks(rank, world_size)
 
 
 class DescribedDataset(TuneIterableDataset):
-    """A dataset that is given its name, and splits itself over the processes that read it.
+    """A dataset with a given name, which splits itself over the processes that read it.
 
     Args:
         info: name, length, weight and children.
@@ -148,12 +149,12 @@ class DescribedDataset(TuneIterableDataset):
         return self._info
 
     def read_as(self, *, rank: int, world_size: int) -> None:
-        """Be iterated as one of the data-parallel ranks."""
+        """Set the data-parallel rank to iterate as."""
         self._ranks = check_ranks(rank, world_size)
 
     @final
     def process(self) -> Process:
-        """Return which of the processes that read it this is."""
+        """Return this process's number among those that read the dataset."""
         return this_process(self._ranks)
 
 
@@ -161,15 +162,15 @@ class OrderedDataset(DescribedDataset):
     """A dataset whose order is computed: sources and the weights that mix them.
 
     Args:
-        sources: with all that belongs to them, each under its own name.
-        weights: of the sources, as ``[(from_position, weights), …]``.
+        sources: the sources with their options, each under its own name.
+        weights: the weights of the sources, as ``[(from_position, weights), …]``.
         info: name, length, weight and children.
-        seed: of the mixture's arrangement, and of the stream.
+        seed: the seed of the mixture's arrangement, and of the stream.
         stop: where the stream ends.
         children: the datasets it is made of, by name; none for a single source.
     """
 
-    @abstractmethod  # what its sources are is for a subclass to say
+    @abstractmethod  # a subclass decides what its sources are
     def __init__(
         self,
         sources: Sequence[NamedSource],
@@ -211,8 +212,8 @@ class OrderedDataset(DescribedDataset):
     def __iter__(self) -> Iterator[Sample]:
         """Yield samples from the state's position: all of them, or this process's own under torch's workers.
 
-        The processes take positions in turn. So a state of one process, taken when each has had as many samples as the
-        others, fits all of them, and any other number of processes too.
+        The processes take positions in turn. So a state of one process, taken when all have had equally many samples,
+        fits all of them, and any other number of processes too.
         """
         process = self.process()
         samples = sum(len(source.source) for source in self.sources)
@@ -240,7 +241,7 @@ class OrderedDataset(DescribedDataset):
 
     @final
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and under ``children`` the state of each child by its name, nested as the children are.
+        """Return the position, and under ``children`` the state of each child by its name, nested like the children.
 
         A child that is a single source may be continued alone from its part of the state. A child that is a mixture
         may not: within its parent its samples are chosen by the parent.
@@ -253,9 +254,9 @@ class OrderedDataset(DescribedDataset):
 
     @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to the state's position, after checking that it belongs to this very order.
+        """Go to the state's position, after checking that it belongs to this order.
 
-        A mixture whose state an earlier release made continues in the arrangement it began with.
+        A mixture continues a state of an earlier release in the arrangement it began with.
         """
         state = DATASET_STATE.from_json(state_dict)
         orders = {order.fingerprint(): order for order in (self.order(arrangement=name) for name in ARRANGEMENTS)}
@@ -299,12 +300,12 @@ class StreamDataset(OrderedDataset):
         source: its storage.
         name: the name under which its samples and metrics are counted.
         shuffle: ``"full"``, ``"window"`` (uses the source's own shards), ``"none"`` or a ``WindowShuffle``. By default
-            ``full``; windows of a size chosen to fit the cache where the source is remote, which ``repr`` shows.
-        seed: of its shuffles.
+            ``full``; if the source is remote, windows of a size chosen to fit the cache, which ``repr`` shows.
+        seed: the seed of its shuffles.
         transform: Python function of one sample, applied while reading.
         column_transform: function of a batch of columns, applied before ``transform``; no per-sample Python.
-        metric_transform: makes metrics of the samples.
-        weight: its weight where it becomes part of a mixture that gives none.
+        metric_transform: makes metrics from the samples.
+        weight: its weight in a mixture that gives none.
         stop: ``cycle_forever``, or ``first_exhausted`` to end after one pass.
     """
 
@@ -326,7 +327,7 @@ class StreamDataset(OrderedDataset):
         super().__init__([named], [(0, {name: 1.0})], info=DatasetInfo(name, len(source), weight), seed=seed, stop=stop)
 
     def __repr__(self) -> str:
-        """Say how it is shuffled where that is by windows."""
+        """Show how it is shuffled, if by windows."""
         (named,) = self.sources
         if not isinstance(named.layout, WindowShuffle):
             return super().__repr__()
@@ -337,9 +338,9 @@ class StreamDataset(OrderedDataset):
 
 
 def single(dataset: HasSources, order: Locates, positions: Positions) -> Iterator[Sample | None]:
-    """Yield the single samples at the positions, with their metrics; None where a transform left one out."""
+    """Yield the single samples at the positions, with their metrics; None for one that a transform left out."""
     count = len(positions)
-    # A transform may leave a sample out, and metrics come with a batch's first sample: then each is a batch of its own.
+    # A transform may leave out a sample, and metrics come with a batch's first sample: then each is its own batch.
     each = 1 if any(source.transform or source.metric_transform for source in dataset.sources) else READ_AT_ONCE
     cut = Cut(order, positions, np.append(np.arange(0, count, each), count))
     located = locate_steps(cut, range(len(cut.offsets) - 1), 0, "short")
@@ -352,9 +353,9 @@ def single(dataset: HasSources, order: Locates, positions: Positions) -> Iterato
 
 
 def mismatch(found: str, children: Mapping[str, Any], own: Mapping[str, Any], *, dataset: str) -> StateMismatchError:
-    """Return the error of a state that does not belong to the dataset whose own state is given."""
+    """Return the error for a state that does not belong to the dataset whose own state is given."""
     return StateMismatchError(
-        "the state was made with other sources, weights or seeds",
+        "the state was made with different sources, weights or seeds",
         dataset=dataset,
         fingerprint=own["fingerprint"],
         expected=found,
@@ -363,7 +364,7 @@ def mismatch(found: str, children: Mapping[str, Any], own: Mapping[str, Any], *,
 
 
 def _changes(before: Any, now: Mapping[str, Any]) -> dict[str, str]:
-    """Say of each child whether it is gone, new, or another than the state knew."""
+    """Return for each child whether it is gone, new, or different from the saved one."""
     if not isinstance(before, Mapping):
         return {}
     found = {name: "gone" for name in before if name not in now}

@@ -1,8 +1,8 @@
 """``HFIterableDataset``: Hugging Face datasets and data files, with the transforms of a fine-tuning recipe.
 
 Transforms run while samples are read, never by ``Dataset.map``: nothing is written to a cache, changing a transform
-costs nothing, and the state stays one position. The data must be random access; what can only be streamed is
-``HFStreamingDataset``'s.
+costs nothing, and the state stays one position. The data must be random access; for data that can only be streamed use
+``HFStreamingDataset``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _JSON, _PARQUET = (".jsonl", ".ndjson", ".json"), (".parquet", ".pq")
 
 
 class HFOptions(TypedDict, total=False):
-    """The options every way of making an ``HFIterableDataset`` takes; see the class."""
+    """The options of every constructor of ``HFIterableDataset``; see the class."""
 
     seed: int
     shuffle: Shuffle | str | None
@@ -47,7 +47,7 @@ class HFOptions(TypedDict, total=False):
 
 
 class FileOptions(HFOptions, total=False):
-    """With them, for files: which columns are read, and what replaces their nulls."""
+    """The same options plus, for files, which columns are read and what replaces their nulls."""
 
     columns: list[str] | None
     fill_null: Mapping[str, Any] | None
@@ -57,18 +57,18 @@ class HFIterableDataset(OrderedDataset):
     """A random-access dataset with the four transforms of a fine-tuning recipe.
 
     Args:
-        dataset: a map-style ``datasets.Dataset`` or a holdfast ``Source``. Columns come as stored: the dataset's own
-            format and transform are not applied.
+        dataset: a map-style ``datasets.Dataset`` or a holdfast ``Source``. Columns are read as stored: the dataset's
+            own format and transform are not applied.
         name: the name under which its samples and metrics are counted.
-        message_transform: makes messages of a row.
-        model_transform: makes tokens of messages.
-        output_transform: makes what the training step wants of tokens.
-        metric_transform: makes metrics of the final sample; given this dataset's name.
-        filter_fn: says of a row, as stored, whether to keep it. It runs over all rows once, when the dataset is made.
+        message_transform: makes messages from a row.
+        model_transform: makes tokens from messages.
+        output_transform: makes the training step's input from tokens.
+        metric_transform: makes metrics from the final sample; given this dataset's name.
+        filter_fn: returns whether to keep a row, as stored. It runs over all rows once, when the dataset is created.
         shuffle: ``"full"``, ``"window"`` (uses the data's own shards), ``"none"`` or a ``WindowShuffle``. By default
-            ``full``, and windows where the data is remote.
-        seed: of its shuffles.
-        weight: its weight where it becomes part of a mixture that gives none.
+            ``full``, or windows if the data is remote.
+        seed: the seed of its shuffles.
+        weight: its weight in a mixture that gives none.
         stop: ``cycle_forever``, or ``first_exhausted`` to end after one pass.
     """
 
@@ -100,7 +100,7 @@ class HFIterableDataset(OrderedDataset):
 
     @classmethod
     def from_dataset(cls, dataset: Any, *, name: str, **options: Unpack[HFOptions]) -> Self:
-        """Read a map-style ``datasets.Dataset`` that is loaded already."""
+        """Read a map-style ``datasets.Dataset`` that is already loaded."""
         return cls(dataset, name=name, **options)
 
     @classmethod
@@ -116,7 +116,7 @@ class HFIterableDataset(OrderedDataset):
     @classmethod
     def _from_files(cls, kind: Callable[..., Source], paths: Paths, name: str, options: FileOptions) -> Self:
         columns, fill_null = options.pop("columns", None), options.pop("fill_null", None)
-        own: Any = options  # what is left of them
+        own: Any = options  # the options that are left
         return cls(kind(paths, columns=columns, fill_null=fill_null), name=name, **own)
 
     @classmethod
@@ -135,7 +135,7 @@ class HFIterableDataset(OrderedDataset):
         }
         if len(kinds) != 1:
             raise ConfigError(
-                "a folder must hold JSON-lines files or Parquet files, and not both",
+                "a folder must contain JSON-lines files or Parquet files, not both",
                 folder=str(path),
                 files=names[:8],
                 hint="name the files: from_json([...]) or from_parquet([...])",
@@ -145,7 +145,7 @@ class HFIterableDataset(OrderedDataset):
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], *, name: str, **options: Unpack[HFOptions]) -> Self:
-        """Read whatever the path is: a folder, JSON lines or Parquet, recognised by its extension."""
+        """Read a folder, or a JSON-lines or Parquet file, recognised by its extension."""
         text = os.fspath(path)
         if text.endswith(_PARQUET):
             return cls.from_parquet(text, name=name, **options)

@@ -18,16 +18,16 @@ __all__ = ["InterleavedDataset", "check_children"]
 class InterleavedDataset(OrderedDataset):
     """A mixture of datasets with exact ratios and random access.
 
-    A child that can be read forwards only (an ``HFStreamingDataset``, or a ``TuneIterableDataset`` of your own) is
-    mixed by ``ForwardMixture`` instead.
+    A child that can only be read forwards (an ``HFStreamingDataset``, or a ``TuneIterableDataset`` of your own) needs
+    ``ForwardMixture`` instead.
 
     Args:
         datasets: the children, each with its own name; children may be mixtures themselves, whose sources' weights
             multiply.
         weights: by child name, or a schedule ``[(from_position, weights), …]``; None takes the children's own weights.
-        seed: of the arrangement.
-        name: of the mixture.
-        weight: of the mixture itself where it is nested in another that gives none.
+        seed: the seed of the arrangement.
+        name: the name of the mixture.
+        weight: the weight of the mixture itself in another that gives none.
         stop: ``cycle_forever``, ``first_exhausted`` or ``all_exhausted``.
     """
 
@@ -48,7 +48,7 @@ class InterleavedDataset(OrderedDataset):
                     "this child can only be read forwards, so the samples of the mixture cannot be computed",
                     mixture=name,
                     dataset=dataset.dataset_name,
-                    hint="use ForwardMixture, and give it to torch's DataLoader or torchdata's StatefulDataLoader",
+                    hint="use ForwardMixture, and pass it to torch's DataLoader or torchdata's StatefulDataLoader",
                 )
         sources = [source for dataset in datasets for source in dataset.sources]
         children = {dataset.dataset_name: dataset for dataset in datasets}
@@ -66,7 +66,7 @@ class InterleavedDataset(OrderedDataset):
         self._nested = nested
 
     def source_weights(self, weights: Weights, position: int) -> Weights:
-        """Return the weights of the sources where the children's are these, from a position on."""
+        """Return the weights of the sources that result from these weights of the children, from a position on."""
         check_named([(0, weights)], list(self.children))
         checked = check_weight_schedule(weights, list(self.children))
         tables = [table for start, table in nest(checked, self._nested) if start <= position]
@@ -84,7 +84,7 @@ def mixture_info(
 def check_children(
     mixture: str, datasets: Sequence[TuneIterableDataset], weights: Weights | WeightSchedule | None
 ) -> WeightSchedule:
-    """Return the weights of a mixture's children as a schedule, or say what is wrong with either."""
+    """Return the weights of a mixture's children as a schedule, or raise an error if either is invalid."""
     if not datasets:
         raise MixtureError("a mixture needs at least one dataset", mixture=mixture)
     for dataset in datasets:

@@ -28,7 +28,7 @@ from holdfast.stream.stats import StreamStats, Tally
 
 __all__ = ["StreamingShardLoader"]
 
-# A failing run may fail on very many samples; the state keeps the first ones and the statistics count them all.
+# A run may fail on very many samples; the state keeps the first ones and the statistics count them all.
 MAX_FAILURES = 10_000
 
 
@@ -37,9 +37,9 @@ class StreamingShardLoader(StreamCursor):
     """An iterable of batches that resumes exactly, at any size.
 
     Args:
-        dataset: what is read.
-        config: how; see ``StreamingConfig``.
-        collate: makes a batch of a list of samples; None stacks them.
+        dataset: the dataset to read.
+        config: how to read it; see ``StreamingConfig``.
+        collate: makes a batch from a list of samples; None stacks them.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class StreamingShardLoader(StreamCursor):
     ) -> None:
         if not isinstance(dataset, OrderedDataset):
             raise ConfigError(
-                "the loader needs a dataset whose order is computed",
+                "the loader needs a dataset with a computed order",
                 dataset=type(dataset).__name__,
                 hint="wrap a source in StreamDataset, or load without streaming as HFIterableDataset; "
                 "for data that can only be streamed, use torch's DataLoader or torchdata's StatefulDataLoader",
@@ -67,7 +67,7 @@ class StreamingShardLoader(StreamCursor):
         return f"holdfast.StreamingShardLoader({self.dataset!r}, step={self.step}, {place})"
 
     def with_coordinator(self, coordinator: Coordinator) -> StreamingShardLoader:
-        """Attach a coordinator: registers this rank, and continues from the last saved state where there is one.
+        """Attach a coordinator: register this rank, and continue from the last saved state if there is one.
 
         With ``dynamic_balancing`` the coordinator may change the ranks' shares; all ranks adopt them at the same step.
         """
@@ -88,7 +88,7 @@ class StreamingShardLoader(StreamCursor):
 
     def _batches(self) -> Iterator[Any]:
         self._tally.begin()
-        getpid = os.getpid  # held here: this may be closed when the interpreter has taken its modules apart
+        getpid = os.getpid  # held here: this may be closed after the interpreter has torn down its modules
         process = getpid()
         generation, stop = self._generation, self._stop()
         while True:
@@ -105,7 +105,7 @@ class StreamingShardLoader(StreamCursor):
                 while self._turn is turn and (reading := ahead.next()) is not None:
                     self._tally.count_reading(reading)
                     yield from self._hand_over(reading, turn)
-                    if getpid() != process:  # what reads ahead has stayed behind
+                    if getpid() != process:  # the threads and workers that read ahead belong to the parent
                         raise StreamError(
                             "this iteration was started by the parent process, before the fork",
                             hint="iterate the loader again in this process",
@@ -122,7 +122,7 @@ class StreamingShardLoader(StreamCursor):
                 return
             samples = batch.stop - batch.start
             if not samples or (drops and not self.schedule.is_full(self.step)):
-                self.step += 1  # nothing here for this rank, or not enough of it: the step goes by
+                self.step += 1  # nothing here for this rank, or not a full batch: skip the step
                 continue
             if batch.content is None:
                 raise _all_left_out(batch.step, batch.failed)
@@ -143,13 +143,13 @@ class StreamingShardLoader(StreamCursor):
                 stats.prefetch_hits += 1
             else:
                 stats.prefetch_misses += 1
-                reading.ready = True  # the rest of it is here now
+                reading.ready = True  # its other batches are available now
             if batch.failed:  # counted when delivered: those read ahead are read again after a resume
                 stats.samples_failed += len(batch.failed)
                 self._failed += batch.failed[: MAX_FAILURES - len(self._failed)]
             yield made
             seconds = perf_counter() - ended
-            # The training loop is back for more, so it is done with that batch: only now may it be saved as delivered.
+            # The training loop asks for the next, so it is done with that batch: only now may it be saved as delivered.
             if config.checkpoint_interval is not None and self.rank == 0:
                 since = (self.step - self._saved_at) * self.schedule.segment_at(self.step).global_batch_size
                 if since >= config.checkpoint_interval:
@@ -164,7 +164,7 @@ class StreamingShardLoader(StreamCursor):
         reading.raise_failure()
 
     def _adopts_shares(self, coordinator: Coordinator) -> bool:
-        """Take over shares that all ranks agreed on for this very step; what was read ahead is then read again."""
+        """Adopt shares that all ranks agreed on for exactly this step; what was read ahead is then read again."""
         threshold = self.config.partition_strategy.rebalance_threshold
         if not self.config.dynamic_balancing or threshold is None:
             return False
@@ -183,7 +183,7 @@ class StreamingShardLoader(StreamCursor):
         return True
 
     def prefetch(self, samples: int) -> None:
-        """Read about this many samples ahead now, before iteration asks for them (threads only)."""
+        """Read about this many samples ahead now, before iteration needs them (threads only)."""
         if whole_number(samples, "samples") < 0:
             raise ConfigError("prefetch takes a number of samples, 0 or more", samples=samples)
         if self._ready is None or self._ready[0] != self.step:
@@ -204,15 +204,15 @@ class StreamingShardLoader(StreamCursor):
             self._ready = None
 
     def _reader(self, step: int, rank: int | None = None) -> StepReader:
-        """Return what reads a rank's steps from one on."""
-        # Where the option was left open, it depends on how many ranks there were at that step.
+        """Return the reader of a rank's steps, from a step on."""
+        # If the option was not set, it depends on how many ranks there were at that step.
         last = self._asked.last_batch or ("pad" if self.schedule.segment_at(step).world_size > 1 else "short")
         whose = self.config.rank if rank is None else whole_number(rank, "rank")
         assert whose is not None
         return StepReader(self.dataset, self.schedule, whose, last, self.config.on_error, self._collate)
 
     def batch_at(self, step: int, rank: int | None = None) -> Any:
-        """Return the batch of any step again, as this rank (or another of that time) got it; nothing moves."""
+        """Return the batch of any step as this rank (or another at that time) got it; the position does not move."""
         if type(step) is not int:
             step = whole_number(step, "a step")
         if self.schedule.epochs is not None and step >= (self.schedule.total_steps or 0):

@@ -1,7 +1,8 @@
-"""A source with all that belongs to it: its name, its shuffle and the functions its samples pass through.
+"""A source with its options: its name, its shuffle and its transforms.
 
-A transform may have stages (message, then model, then output), so that each can be replaced alone: the first knows the
-data's columns, the second the tokenizer, the third what the loss wants. One that returns None leaves the sample out.
+A transform may have stages (message, then model, then output), so that each can be replaced on its own: the first knows
+the data's columns, the second the tokenizer, the third what the loss needs. A stage that returns None leaves the sample
+out.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class NamedSource:
     Args:
         name: the name under which its samples and metrics are counted.
         source: its storage.
-        seed: of its shuffles.
-        shuffle: how an epoch is laid out; ``"auto"`` is ``full``, and windows where the source is remote.
+        seed: the seed of its shuffles.
+        shuffle: how an epoch is laid out; ``"auto"`` is ``full``, or windows if the source is remote.
         transform: Python function of one sample; None leaves samples as they are. A transform with a parameter ``rng``
             is given a generator that depends only on (seed, name, epoch, index), so that augmentation repeats exactly.
         column_transform: function of a whole batch of columns, applied before ``transform``.
-        metric_transform: makes metrics of the samples.
+        metric_transform: makes metrics from the samples.
     """
 
     name: str
@@ -50,10 +51,10 @@ class NamedSource:
     column_transform: ColumnTransform | None = None
     metric_transform: MetricTransform | None = None
     seeded: bool = field(init=False)
-    layout: Shuffle = field(init=False)  # the shuffle as it is
+    layout: Shuffle = field(init=False)  # the resolved shuffle
 
     def __post_init__(self) -> None:
-        check_type("name", self.name, _is_name, "a text with at least one character, and none that is NUL")
+        check_type("name", self.name, _is_name, "a non-empty text without NUL characters")
         check_type("source", self.source, _is_source, "a Source, such as ArraySource, JsonlSource or HFSource")
         for what in ("transform", "column_transform"):
             check_type(what, getattr(self, what), is_function, "a function, or None")
@@ -63,7 +64,7 @@ class NamedSource:
         object.__setattr__(self, "layout", self._layout())
 
     def spec(self) -> SourceSpec:
-        """Return what the order needs to know of this source."""
+        """Return what the order needs to know about this source."""
         return SourceSpec(self.name, len(self.source), self.seed, self.layout)
 
     def _layout(self) -> Shuffle:
@@ -87,7 +88,7 @@ class HasSources(Protocol):
 
 
 def named_copy(transform: MetricTransform | None, name: str) -> MetricTransform | None:
-    """Return the transform reporting under this name; a copy, as one transform may serve several datasets."""
+    """Return a copy of the transform that reports under this name; one transform may serve several datasets."""
     if transform is None:
         return None
     check_type("metric_transform", transform, MetricTransform, "a MetricTransform, or None")
@@ -105,7 +106,7 @@ def _is_source(value: Any) -> bool:
 
 
 def wants_rng(function: Any) -> bool:
-    """Say whether a transform takes the sample's own random generator."""
+    """Return whether a transform takes the sample's own random generator."""
     if isinstance(function, Stages):
         return any(wants for _, wants in function.stages)
     try:
@@ -122,7 +123,7 @@ class Stages:
 
     @classmethod
     def of(cls, stages: Sequence[Transform | None]) -> Stages | None:
-        """Return one transform that applies the stages in turn; None where there is none."""
+        """Return one transform that applies the stages in turn; None if there are none."""
         for stage in stages:
             if stage is not None and not callable(stage):
                 raise ConfigError("a transform must be callable", transform=repr(stage))
@@ -130,7 +131,7 @@ class Stages:
         return cls(present) if present else None
 
     def __call__(self, sample: Sample, *, rng: Any = None) -> Sample | None:
-        """Return the finished sample; None where a stage left it out."""
+        """Return the finished sample; None if a stage left it out."""
         made: Sample | None = sample
         for stage, wants in self.stages:
             if made is None:

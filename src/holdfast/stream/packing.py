@@ -1,8 +1,8 @@
 """Readings on their way from a worker process: many small tensors travel as a few large ones.
 
-torch hands every tensor over in shared memory of its own, with a file descriptor. That is right for a batch of images
-and costs more than the reading where each sample is a small tensor. So the tensors of a reading are laid end to end, by
-dtype, and the other side cuts views out of them; everything else is pickled as it is.
+torch passes every tensor in shared memory of its own, with a file descriptor. That is right for a batch of images, but
+costs more than the reading itself if each sample is a small tensor. So the tensors of a reading are laid end to end, by
+dtype, and the receiver cuts views out of them; everything else is pickled as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.stream.reading import Reading
 
 __all__ = ["Packed", "pack", "unpack"]
 
-# Above this a tensor's own descriptor costs less than copying it once more.
+# Above this size a tensor's own descriptor costs less than one more copy.
 SMALL_BYTES = 256 * 2**10
 
 
@@ -36,12 +36,12 @@ class Packed(NamedTuple):
     """A reading as a worker sends it: a plain tuple, so that torch finds the tensors and can pin them."""
 
     content: bytes  # the reading without its tensors, pickled
-    layout: bytes  # what the first tensors are made of, and the numbers of those that follow as they are; pickled
+    layout: bytes  # how the first tensors are composed, and the numbers of those sent unchanged after them; pickled
     tensors: list[torch.Tensor]
 
 
 class _Packer(ForkingPickler):
-    """Pickles everything but tensors, which it numbers."""
+    """Pickles everything except tensors, which it numbers."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -58,7 +58,7 @@ class _Packer(ForkingPickler):
 
 
 def pack(reading: Reading) -> Packed:
-    """Make ready for sending to another process."""
+    """Prepare a reading to be sent to another process."""
     file = io.BytesIO()
     packer = _Packer(file)
     try:
@@ -82,22 +82,22 @@ def pack(reading: Reading) -> Packed:
 
 
 def unpack(packed: Packed) -> Reading:
-    """Make a reading of what ``pack`` made, in the process that uses it."""
+    """Restore a reading from what ``pack`` made, in the process that uses it."""
     content, layout, tensors = packed
-    groups, alone = pickle.loads(layout)  # noqa: S301  # from a process of our own
+    groups, alone = pickle.loads(layout)  # noqa: S301  # from one of our own processes
     found = dict(zip(alone, tensors[len(groups) :], strict=True))
     for (numbers, shapes), joined in zip(groups, tensors, strict=False):
         views = torch.unsafe_split_with_sizes(joined, [prod(shape) for shape in shapes])
         for number, shape, view in zip(numbers, shapes, views, strict=True):
             found[number] = view if len(shape) == 1 else view.view(shape)
-    unpickler = pickle.Unpickler(io.BytesIO(content))  # noqa: S301  # from a process of our own
-    unpickler.persistent_load = found.__getitem__  # type: ignore[method-assign]  # the fastest call there is
+    unpickler = pickle.Unpickler(io.BytesIO(content))  # noqa: S301  # from one of our own processes
+    unpickler.persistent_load = found.__getitem__  # type: ignore[method-assign]  # the fastest possible call
     reading: Reading = unpickler.load()
     return reading
 
 
 def _kind(tensor: torch.Tensor) -> str | None:
-    """Return the dtype by which a tensor is laid beside others; None for one that travels alone."""
+    """Return the dtype by which a tensor is grouped with others; None for one that is sent alone."""
     plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
     if not plain or tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return None

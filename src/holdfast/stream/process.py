@@ -1,7 +1,7 @@
-"""A process among all that iterate a dataset under plain torch: one of ranks × ``DataLoader`` workers.
+"""A process among those that iterate a dataset under plain torch: one of ranks × ``DataLoader`` workers.
 
-``StreamingShardLoader`` does not need this: it is given its rank and holds its workers itself. A dataset that is
-iterated on its own, or handed to torch's ``DataLoader``, asks here, when iteration starts.
+``StreamingShardLoader`` does not need this: it is given its rank and manages its own workers. A dataset that is
+iterated directly, or passed to torch's ``DataLoader``, looks it up here when iteration starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Process", "check_enough", "check_ranks", "check_same", "complete", "
 
 
 class Process(NamedTuple):
-    """This process's number among all that read the stream, and how many they are."""
+    """This process's number among those that read the stream, and their total."""
 
     number: Count
     total: Count
@@ -29,7 +29,7 @@ def this_process(ranks: tuple[int, int] | None = None) -> Process:
     """Return this process: its rank, and within it the ``DataLoader`` worker.
 
     Args:
-        ranks: (rank, world size) of those that read, where they are not all of ``torch.distributed``.
+        ranks: (rank, world size) among the ranks that read, if they are not all of ``torch.distributed``.
     """
     number, total = ranks or torch_rank()
     worker = get_worker_info()
@@ -39,14 +39,14 @@ def this_process(ranks: tuple[int, int] | None = None) -> Process:
 
 
 def check_ranks(rank: int, world_size: int) -> tuple[int, int]:
-    """Return both, or say what is wrong with them."""
+    """Return both, or raise ``ConfigError``."""
     if not 0 <= rank < world_size:
         raise ConfigError("a rank must be below the world size", rank=rank, world_size=world_size)
     return rank, world_size
 
 
 def check_enough(process: Process, count: int, *, what: str, dataset: str) -> None:
-    """Raise ``EmptyPartitionError`` where there are more processes than there is to read."""
+    """Raise ``EmptyPartitionError`` if there are more processes than items to read."""
     if count < process.total:
         raise EmptyPartitionError(
             f"{process.total} processes (ranks × workers) read this dataset, but it has only {count} {what}",
@@ -59,18 +59,18 @@ def check_enough(process: Process, count: int, *, what: str, dataset: str) -> No
 
 
 def everything_left_out(process: Process, *, dataset: str, what: str) -> EmptyPartitionError:
-    """Return the error of a process that got nothing out of a whole pass or epoch."""
+    """Return the error for a process that got nothing from an entire pass or epoch."""
     return EmptyPartitionError(
         f"the transforms or the filter left out every sample of an entire {what}",
         dataset=dataset,
         rank=process.number,
         world_size=process.total,
-        hint="find out why transforms return None, or filter_fn False",
+        hint="check why transforms return None, or filter_fn False",
     )
 
 
 def check_same(saved: Process, process: Process, *, dataset: str) -> None:
-    """Raise ``StateMismatchError`` where a process is about to continue from another one's state."""
+    """Raise ``StateMismatchError`` if a process is about to continue from another one's state."""
     if saved != process:
         raise StateMismatchError(
             f"the state is from process {saved.number} of {saved.total}, but this is {process.number} of "
@@ -83,9 +83,9 @@ def check_same(saved: Process, process: Process, *, dataset: str) -> None:
 
 
 def complete(processes: Sequence[Process | None]) -> list[Process]:
-    """Return every process, from those their states know, or say that a state is missing or there twice.
+    """Return every process, given those named in the states, or raise if a state is missing or duplicated.
 
-    A process that has read nothing does not know its number yet; it is one of those nobody else has.
+    A process that has read nothing does not know its number yet; it gets one that no other has.
     """
     if not processes:
         raise StateError("there is no state to merge")
@@ -96,6 +96,6 @@ def complete(processes: Sequence[Process | None]) -> list[Process]:
         raise StateError(
             "merging needs the state of every process that read the stream, each once",
             found=[tuple(process) for process in known],
-            hint="give one state per rank (and worker)",
+            hint="pass one state per rank (and worker)",
         )
     return [process if process is not None else unknown.pop() for process in processes]

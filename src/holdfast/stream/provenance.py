@@ -19,7 +19,7 @@ __all__ = ["SampleRef", "Seen", "epochs_begun", "samples_in", "when", "when_docu
 
 @dataclass(frozen=True, slots=True, order=True)
 class SampleRef:
-    """One sample of a step: where it comes from, its position in the stream, and who read it."""
+    """One sample of a step: where it comes from, its position in the stream, and which rank read it."""
 
     source: str
     epoch: int
@@ -28,13 +28,13 @@ class SampleRef:
     rank: int
     slot: int
     pieces: tuple[Piece, ...] = field(default=(), compare=False)
-    """The stretches of documents it is made of, where its source is made of documents."""
+    """The pieces of documents it is made of, if its source is made of documents."""
 
 
 class Seen(NamedTuple):
-    """One time a sample is read: in which epoch of its source, at which step, by which rank, at which position.
+    """One reading of a sample: the epoch of its source, the step, the rank and the position.
 
-    ``step``, ``rank`` and ``slot`` are None where the sample is skipped.
+    ``step``, ``rank`` and ``slot`` are None if the sample is skipped.
     """
 
     epoch: int
@@ -48,7 +48,7 @@ def samples_in(schedule: Schedule, step: int, rank: int | None = None) -> list[S
     """Return the samples of a step, of all ranks or of one, in the order of ranks and slots."""
     ranks = range(schedule.segment_at(step).world_size) if rank is None else [rank]
     by_rank = [schedule.positions(step, number) for number in ranks]
-    # Located in one go: arithmetic over one rank's few positions at a time is all overhead where there are many ranks.
+    # Located all at once: with many ranks, arithmetic over one rank's few positions at a time is all overhead.
     positions = np.concatenate(by_rank)
     located = schedule.order.locate(positions)
     names = [spec.name for spec in schedule.order.sources]
@@ -83,7 +83,7 @@ def when(schedule: Schedule, source: str, index: int, *, epochs: int) -> list[Se
 
 
 def with_pieces(found: list[SampleRef], packed: Mapping[str, MadeOfDocuments]) -> list[SampleRef]:
-    """Return the samples with the documents they are made of, where their source is among these."""
+    """Return the samples with the documents they are made of, if their source is among these."""
     if not packed:
         return found
     return [

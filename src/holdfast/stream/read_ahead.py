@@ -1,4 +1,4 @@
-"""Reading ahead of the training loop. There are two ways, and both give the same readings in the same order.
+"""Reading ahead of the training loop, in one of two ways that give the same readings in the same order.
 
 Threads, here, are the default: gathers and positional reads release the interpreter's lock or cost almost nothing.
 Worker processes, in ``worker_processes``, are for heavy Python transforms. Both are given a callable of steps and hold
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from holdfast.sources.fetch.process import waits_given_up
 from holdfast.stream.batch import ColumnSlices, Content, Made
 from holdfast.stream.collate import map_tensors
 from holdfast.stream.reading import Reading, StepRanges, StepReader
@@ -34,29 +35,29 @@ class ReadAhead(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop reading and let every thread and process go."""
+        """Stop reading and end every thread and process."""
 
 
-# What takes less than this to read is not worth a hand-off to a loop that is waiting for it: two threads that pass the
-# interpreter's lock to and fro get less done than one. Any training step is far longer.
+# A shorter read is not worth a hand-off to a loop that is waiting for it: two threads that pass the interpreter's lock
+# back and forth get less done than one. Any training step is far longer.
 CHEAP_SECONDS = 5e-3
 # How many times longer than reading the loop must take with a reading before it counts as busy elsewhere.
 BUSY_RATIO = 2.0
-# Reading ahead is worth it after this many more calls that say so than calls that do not: one alone may only mean that
-# the system gave the processor to somebody else for a moment.
+# Read ahead after this many more calls in favour than against: a single one may only mean that the system ran another
+# process for a moment.
 CALLS_TO_TELL = 2
 
 
 class ThreadReadAhead(ReadAhead):
-    """Reads in a few threads of this process, or, where that is faster, in the one that asks.
+    """Reads in a few threads of this process or, if that is faster, in the calling thread.
 
     Args:
         read: reads some steps.
         ranges: the steps to read.
         threads: how many threads.
         ahead: how many ranges are read ahead.
-        at_once: how many ranges are read in one go by the thread that asks, where samples lie in memory: arithmetic
-            over few positions at a time is dominated by the cost of calling NumPy.
+        at_once: how many ranges the calling thread reads together if samples are in memory: with few positions at a
+            time, NumPy calls dominate.
         pin_memory: whether tensors are put into page-locked memory.
     """
 
@@ -82,7 +83,7 @@ class ThreadReadAhead(ReadAhead):
         ]
         for reader in readers:
             reader.start()
-        # Also run where this is dropped without being closed, and before the interpreter takes itself apart.
+        # Also runs if this is dropped without being closed, and before the interpreter shuts down.
         self._end = weakref.finalize(self, _end_threads, self._asked, readers)
         self._fill()
 
@@ -94,12 +95,12 @@ class ThreadReadAhead(ReadAhead):
             self._submitted += 1
 
     def wait_for(self, ranges: int) -> None:
-        """Wait until this many ranges are read (fewer where there are fewer)."""
+        """Wait until this many ranges are read, or all if there are fewer."""
         for task in list(self._pending)[:ranges]:
             task.result.put(task.result.get())
 
     def next(self) -> Reading | None:
-        """Return the oldest reading, waiting for it, or reading it here, if need be."""
+        """Return the oldest reading; wait for it or read it here if needed."""
         if self._last is not None:
             self._judge(self._last, perf_counter() - self._returned)
         if self._pending:
@@ -128,7 +129,7 @@ class ThreadReadAhead(ReadAhead):
     def _judge(self, last: Reading, away: float) -> None:
         """Learn from the last reading, and from how long the loop was away with it, whether to read ahead."""
         if last.lazy:
-            away -= last.seconds  # the loop had it copied meanwhile
+            away -= last.seconds  # the copying, which took place while the loop had it
         cheap = last.seconds * self.ranges.each < CHEAP_SECONDS * len(last.batches)
         if cheap and away < BUSY_RATIO * last.seconds:
             self._worthwhile = max(0, self._worthwhile - 1)
@@ -140,10 +141,12 @@ class ThreadReadAhead(ReadAhead):
         self._pending.clear()
         self._last = None
         self._end()
+        if self._read.look_ahead is not None:
+            self._read.look_ahead.close()
 
 
 class _Task(NamedTuple):
-    """Steps to read, and where the reading is put (or the exception that reading it did not foresee)."""
+    """Steps to read, and where to put the reading (or an unexpected exception)."""
 
     steps: range
     result: SimpleQueue[Reading | BaseException]
@@ -155,7 +158,7 @@ def _serve(read: StepReader, asked: SimpleQueue[_Task | None], pin_memory: bool)
             reading = read(task.steps)
             task.result.put(_pinned(reading) if pin_memory else reading)
             del reading  # the last reading must not be kept alive while waiting for the next
-        except BaseException as error:  # the thread that waits must hear of it
+        except BaseException as error:  # passed on to the waiting thread
             task.result.put(error)
         del task
 
@@ -166,13 +169,14 @@ def _end_threads(asked: SimpleQueue[_Task | None], readers: list[Thread]) -> Non
             asked.get_nowait()
     for _ in readers:
         asked.put(None)
-    for reader in readers:
-        if reader is not current_thread():
-            reader.join()
+    with waits_given_up(readers):  # what a server does not send is not waited for
+        for reader in readers:
+            if reader is not current_thread():
+                reader.join()
 
 
 def _pinned(reading: Reading) -> Reading:
-    """Put the tensors of a reading into page-locked memory, those that batches share once."""
+    """Put the tensors of a reading into page-locked memory; those shared by batches only once."""
     done: dict[int, Content] = {}
     for content in (batch.content for batch in reading.batches):
         if isinstance(content, (ColumnSlices, Made)) and id(content) not in done:

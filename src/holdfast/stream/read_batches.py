@@ -1,16 +1,16 @@
 """The centre of the package: a batch is a pure function of its step.
 
-``read_batches(dataset, schedule, steps, rank)`` reads the batches that a rank gets at some steps. It remembers nothing
-and decides nothing: not when to read, nor in which process, nor how far ahead. The loader, its threads and worker
-processes, ``batch_at``, leased chunks and a dataset that is iterated on its own all call it: the batches are the same.
+``read_batches(dataset, schedule, steps, rank)`` reads the batches that a rank gets at some steps. It has no state and
+does not decide when to read, in which process, or how far ahead. The loader, its threads and worker processes,
+``batch_at``, leased chunks and a dataset that is iterated directly all call it, so the batches are the same.
 
-One sample's way through it::
+The path of one sample::
 
     step ── schedule.positions_in ──► position ── order.locate ──► (source, epoch, index)
          ── source.read ──► columns ── transform, collate ──► Batch ── make() ──► dict of tensors
 
-Where no sample passes through Python (no transform, no collate function), columns are read, merged and cut into views.
-Otherwise samples are made one by one and collated; both ways give the same batches.
+Without per-sample Python (no transform, no collate function), columns are read, merged and cut into views. Otherwise
+samples are made one by one and collated; both ways give the same batches.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ def read_batches(
     """Return the rank's batches at these steps, one per step.
 
     Args:
-        dataset: what is read.
+        dataset: the dataset to read.
         schedule: which positions each rank reads at each step.
         steps: consecutive steps.
         rank: whose batches.
-        last_batch: ``pad`` fills batches that are not full by repeating a sample, marked in ``__valid__``; else they
-            come as they are.
+        last_batch: ``pad`` fills batches that are not full by repeating a sample, marked in ``__valid__``; otherwise
+            they stay as they are.
         on_error: ``raise``, or ``skip`` to leave failing samples out.
-        collate: makes a batch of a list of samples; None stacks.
-        lazy: leave the copying of samples that lie in memory to ``Batch.make``.
-        located: the same schedule, located many steps at a time, which takes less time and changes nothing.
+        collate: makes a batch from a list of samples; None stacks them.
+        lazy: leave the copying of samples in memory to ``Batch.make``.
+        located: the same schedule, located many steps at a time, which is faster and gives the same result.
     """
     rows = None if located is None else located.rows(steps)
     if rows is None:
@@ -84,7 +84,7 @@ def read_batches(
 
 
 def memory_columns(dataset: HasSources) -> Mapping[str, NDArray[Any]] | None:
-    """Return the columns in memory that batches are copies of, where nothing else is done to a sample."""
+    """Return the columns in memory that batches are copied from; None if there are none or samples need processing."""
     only = dataset.sources[0]
     if len(dataset.sources) > 1 or only.transform or only.column_transform or only.metric_transform:
         return None
@@ -145,7 +145,7 @@ def _sample_batches(dataset: HasSources, rows: StepRows, on_error: OnError, coll
 
 
 def _failed_in(rows: StepRows, failed: list[Failed], start: int, stop: int) -> tuple[Failed, ...]:
-    """Return a batch's own failures, each once; repeats that fill a batch are no failures of their own."""
+    """Return a batch's failures, each once; repeats that pad a batch do not count."""
     positions = rows.positions[start:stop]
     own = set((positions if rows.valid is None else positions[rows.valid[start:stop]]).tolist())
     return tuple({failure.position: failure for failure in failed if failure.position in own}.values())

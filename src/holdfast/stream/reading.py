@@ -1,7 +1,7 @@
-"""Readings: several batches read together, what that cost, and the error that ended it, if one did.
+"""Readings: several batches read together, what that cost, and the error that ended it, if any.
 
-Reading ahead goes in ranges of steps that are worth a hand-off. ``StepRanges`` says which; ``StepReader`` reads one
-with ``read_batches``, in whatever thread or process it is called.
+Reading ahead works in ranges of steps large enough to be worth a hand-off. ``StepRanges`` lists them; ``StepReader``
+reads one with ``read_batches``, in whichever thread or process it is called.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["ReadFailure", "Reading", "StepRanges", "StepReader"]
 
 
 class ReadFailure(NamedTuple):
-    """The error that ended a reading early, and its traceback where it happened (perhaps another process)."""
+    """The error that ended a reading early, and its traceback, possibly from another process."""
 
     error: HoldfastError
     text: str
@@ -33,15 +33,15 @@ class ReadFailure(NamedTuple):
 
 @dataclass(slots=True)
 class Reading:
-    """Several batches read together. With a ``failure``, they are those before the one that failed."""
+    """Several batches read together. If there is a ``failure``, they are the ones before it."""
 
     batches: list[Batch]
     seconds: float = 0.0
     by_source: dict[str, ReadCounts] = field(default_factory=dict)
     failure: ReadFailure | None = None
     lazy: bool = False  # samples are copied when a batch is made, and the caller counts the time that takes
-    ready: bool = False  # it was there when it was asked for
-    restarted: int = 0  # workers that were replaced while it was waited for
+    ready: bool = False  # it was available when requested
+    restarted: int = 0  # workers that were replaced while waiting for it
 
     def raise_failure(self) -> None:
         """Raise the error that ended the reading early, if one did."""
@@ -50,14 +50,14 @@ class Reading:
         error, text = self.failure
         if error.__cause__ is not None:
             raise error
-        raise error from _ReaderTraceback(text)  # causes do not survive the way between processes
+        raise error from _ReaderTraceback(text)  # causes do not survive being sent between processes
 
 
 @dataclass(frozen=True, slots=True)
 class StepRanges:
     """The steps from ``start`` to ``stop`` (None: no end) in ranges of ``each``.
 
-    The first range is one step, so that a run that starts does not wait.
+    The first range is one step, so that a starting run does not wait.
     """
 
     start: int
@@ -83,7 +83,7 @@ class StepRanges:
 class StepReader:
     """Reads one rank's steps, with the arguments of ``read_batches``; the same in every thread and process.
 
-    ``look_ahead`` tells remote sources what comes after them; ``located`` is the schedule located many steps at a time.
+    ``look_ahead`` tells remote sources which steps come next; ``located`` is the schedule located many steps at a time.
     """
 
     dataset: HasSources
@@ -96,9 +96,9 @@ class StepReader:
     located: LocatedAhead | None = None
 
     def __call__(self, steps: range, *, lazy: bool = False) -> Reading:
-        """Read some steps; an error comes with the reading, after the batches before the one that failed."""
+        """Read some steps; an error is returned in the reading, with the batches before the one that failed."""
         began = perf_counter()
-        # Each source once, though it may be in a mixture under several names.
+        # Each source once, even if it is in a mixture under several names.
         counters = {id(named.source): (named.name, named.source.counters) for named in reversed(self.dataset.sources)}
         before = [own.own_counts() for _, own in counters.values()]
         try:
@@ -129,7 +129,7 @@ class StepReader:
         )
 
     def _until_failure(self, steps: range, error: Exception) -> Reading:
-        """Find the step that fails, so that its error is raised there and not at a step that is well."""
+        """Find the step that fails, so that its error is raised there and not at a good step."""
         done = 0
         if len(steps) > 1:
             for done in range(len(steps)):
@@ -138,7 +138,7 @@ class StepReader:
                 except Exception as found:  # noqa: PERF203  # only ever run to find what failed
                     error = found
                     break
-            else:  # each step can be read alone, so the trouble is in reading them together
+            else:  # each step can be read alone, so only reading them together fails
                 done = 0
         batches = self.batches(steps[:done]) if done else []
         text = "".join(traceback.format_exception(error))

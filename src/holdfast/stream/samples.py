@@ -1,4 +1,4 @@
-"""From located positions to columns, or to single samples: what is read, transformed, and blamed where it fails."""
+"""From located positions to columns or single samples: reading, transforming, and naming the sample that fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["read_columns", "read_samples", "sample_rng"]
 
 
 def read_columns(sources: Sequence[NamedSource], positions: Positions, located: Located) -> Columns:
-    """Return the columns of the samples at the positions, those of all sources merged."""
+    """Return the columns of the samples at the positions, merged over all sources."""
     if len(sources) == 1:
         return _columns(sources[0], located, positions)
     parts = [
@@ -33,7 +33,7 @@ def read_columns(sources: Sequence[NamedSource], positions: Positions, located: 
 def read_samples(
     sources: Sequence[NamedSource], positions: Positions, located: Located, on_error: OnError = "raise"
 ) -> tuple[list[Sample | None], list[Failed]]:
-    """Return the samples one by one, None where a transform left one out or one failed, and those that failed."""
+    """Return the samples, None for each that failed or that a transform left out, and the failures."""
     samples: list[Sample | None] = [None] * len(positions)
     failed: list[Failed] = []
     for number, rows, part, own in located.by_source(positions, len(sources)):
@@ -62,7 +62,7 @@ def _rng(source: NamedSource, located: Located, row: int) -> np.random.Generator
 
 
 def sample_rng(*key: int | str) -> np.random.Generator:
-    """Return a sample's own generator, which depends on nothing but the key."""
+    """Return a sample's own generator, which depends only on the key."""
     words = np.frombuffer(derive_key("transform", *key)[:16], dtype="<u8")
     return np.random.Generator(np.random.Philox(key=words))
 
@@ -70,7 +70,7 @@ def sample_rng(*key: int | str) -> np.random.Generator:
 def _columns(source: NamedSource, located: Located, positions: Positions) -> Columns:
     columns: Columns | None = None
     try:
-        # A source that differs from epoch to epoch is read as it is in theirs.
+        # A source that differs between epochs is read as of each sample's epoch.
         read_at = getattr(source.source, "read_at", None)
         read = source.source.read(located.index) if read_at is None else read_at(located.index, located.epoch)
         if "__valid__" in read:
@@ -83,7 +83,7 @@ def _columns(source: NamedSource, located: Located, positions: Positions) -> Col
             if columns is not None:
                 raise _failure(cause, source, index, position) from cause
             raise SourceError(f"reading failed: {cause}", source=source.name, index=index, position=position) from cause
-        for row in _one_by_one(positions):  # the one that fails is named
+        for row in _one_by_one(positions):  # to name the one that fails
             _columns(source, located.part(row), Positions(positions[row]))
         told = f"reading {len(positions)} samples together failed, though each can be read alone: {cause}"
         raise SourceError(told, source=source.name) from cause

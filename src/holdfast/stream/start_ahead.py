@@ -16,16 +16,16 @@ from holdfast.stream.worker_processes import ProcessReadAhead
 
 __all__ = ["start_reading_ahead"]
 
-# Samples read together, and positions computed together where samples lie in memory: few at a time are dominated by the
-# cost of calling NumPy (bench/order.py), many take memory.
+# Samples read together, and positions computed together if samples are in memory: with few at a time NumPy calls
+# dominate (bench/order.py), and many take memory.
 READ_SAMPLES = 2048
 LOCATE_SAMPLES = 8192
-# Epochs that end on all ranks together are assigned one by one; closing waits for this many at most.
+# Epochs that end on all ranks together are assigned one by one; closing waits for at most this many.
 MAX_EPOCHS = 16
 
 
 def start_reading_ahead(reader: StepReader, config: StreamingConfig, step: int, stop: int | None) -> ReadAhead:
-    """Begin to read a rank's steps from one on, up to ``stop`` (None: no end)."""
+    """Begin to read a rank's steps from ``step`` up to ``stop`` (None: no end)."""
     dataset, schedule, rank = reader.dataset, reader.schedule, reader.rank
     batch = schedule.batch_size(step, rank)
     each, together = (samples // batch for samples in (min(READ_SAMPLES, config.prefetch_buffer_size), LOCATE_SAMPLES))
@@ -36,7 +36,7 @@ def start_reading_ahead(reader: StepReader, config: StreamingConfig, step: int, 
     sources = [named.source for named in dataset.sources]
     if any(source.is_remote for source in sources):
         reader = replace(reader, look_ahead=LookAhead(sources, schedule, rank, start=step, stop=stop, each=ranges.each))
-    # The first range is a single step, which is located alone: a run that starts does not wait for the others.
+    # The first range is a single step, which is located alone: a starting run does not wait for the others.
     stretch = ranges.each * max(1, together // ranges.each)
     located = LocatedAhead(schedule, rank, reader.last_batch, first=step + 1, stop=stop, each=stretch)
     reader = replace(reader, located=located)

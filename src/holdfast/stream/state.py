@@ -1,7 +1,7 @@
-"""The stream state: the little that must be remembered to go on exactly, as plain JSON.
+"""The stream state: everything needed to continue exactly, as plain JSON.
 
 It holds the order's description (names, lengths, seeds, weights, digests; no data), the list of segments, the skips and
-the step. Its size does not depend on the number of samples or ranks. It is the same on every rank but for the rank
+the step. Its size does not depend on the number of samples or ranks. It is the same on every rank except for the rank
 itself.
 """
 
@@ -18,8 +18,8 @@ from holdfast.versioned import AS_TEXT, MAX_COUNT, Between, Count, Format
 __all__ = ["CheckpointState"]
 
 _EXPECTED = "pass what state_dict() or load_state() returned, unchanged"
-_DAMAGED = "it was changed after it was saved; take an earlier one"
-# Batches that a training loop may hold without having acknowledged them: so far ahead of the step may a change lie.
+_DAMAGED = "it was changed after it was saved; use an earlier one"
+# Batches that a training loop may hold unacknowledged, and so how far ahead of the step a change may lie.
 MAX_OUTSTANDING = 1 << 20
 
 
@@ -32,12 +32,12 @@ SavedSamples = dict[str, Any]  # as Skips.to_json writes it
 class CheckpointState:
     """The position of a stream."""
 
-    step: Count  # batches delivered so far; the next is this one
+    step: Count  # batches delivered so far, and so the number of the next
     epoch: Count  # the stream's epoch at that point
-    position: Count  # positions of the stream that lie behind
+    position: Count  # positions of the stream already passed
     shuffle_seed: int  # the stream's seed
-    rank: Count  # who saved it
-    world_size: AtLeastOne  # the number of data-parallel ranks then
+    rank: Count  # the rank that saved it
+    world_size: AtLeastOne  # the number of data-parallel ranks at that time
     timestamp: float  # in seconds since 1970, for people; nothing is computed from it
     order: Annotated[dict[str, Any], AS_TEXT]  # the order's JSON form
     fingerprint: str  # of the order
@@ -45,13 +45,13 @@ class CheckpointState:
     skips: Annotated[list[SavedSamples], AS_TEXT]  # what was left out, in the order it was decided
     sources: Annotated[dict[str, str], AS_TEXT]  # a fingerprint of each source's data
     epochs: Annotated[int, Between(1, MAX_COUNT)] | None = None  # how many the stream has; None for no end
-    # What was marked as invalid, each from a step on, and weights that were changed, each from a position on.
+    # Samples marked as invalid, each from a step on, and changed weights, each from a position on.
     masks: Annotated[list[tuple[Count, SavedSamples]], AS_TEXT] = field(default_factory=list)
     reweightings: Annotated[list[tuple[Count, dict[str, int]]], AS_TEXT] = field(default_factory=list)
     samples_failed: list[tuple[str, Count]] = field(default_factory=list)  # (source, index) of samples left out
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as plain JSON, always with the same keys: what grows with a run is inside lists or text."""
+        """Return the state as plain JSON, always with the same keys: what grows during a run is in lists or text."""
         return STREAM_STATE.to_json(self)
 
     @classmethod
@@ -63,9 +63,9 @@ class CheckpointState:
         """Return the schedule this state describes.
 
         Args:
-            partition: needed where it goes by labels or keys, or is of the user's own making.
-            like: the order that continues: taken where it is the very one, else its partition and shuffles are, which
-                may be of the user's own making.
+            partition: needed if it uses labels or keys, or is the user's own class.
+            like: the order that continues: used as it is if it is the saved one; otherwise only its partition and
+                shuffles are used, which may be the user's own classes.
         """
         try:
             if like is not None and same_json(like.to_json(), self.order):
@@ -96,5 +96,6 @@ class CheckpointState:
         return Schedule.from_json(order, {name: getattr(self, name) for name in names})
 
 
-# Version 2 keeps order, skips and sources as text: torch's DCP makes keys of nested dicts, and they change with a run.
+# Version 2 keeps order, skips and sources as text: torch's DCP flattens nested dicts into keys, which would change
+# during a run.
 STREAM_STATE = Format("stream state", CheckpointState, version=2, upgrades={1: dict}, hint=_EXPECTED)

@@ -1,9 +1,9 @@
-"""State files: written whole or not at all, the last few kept, and a damaged one never taken for a good one.
+"""State files: written whole or not at all, the last few kept, and a damaged one never mistaken for a good one.
 
-Each file is a JSON envelope with a digest of the state inside, written to a temporary file, flushed to the disk and
-renamed into place. A file's name gives its position: ``state-<step>.json``, and ``state-<step>.<branch>.json`` once a
-run was rolled back (or begun again) in the same folder. The branch grows whenever a save finds files of later steps, so
-the newest file is always the one that was saved last, whatever the clocks say.
+Each file is a JSON envelope with a digest of the state inside, written to a temporary file, flushed to disk and renamed
+into place. A file's name gives its step: ``state-<step>.json``, or ``state-<step>.<branch>.json`` after a run was
+rolled back (or restarted) in the same folder. The branch grows whenever a save finds files of later steps, so the
+newest file is always the one that was saved last, whatever the clocks say.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["load_state", "save_state", "state_files"]
 
 FORMAT = "holdfast-stream-state"
 _NAME = re.compile(r"\.?state-(?P<step>\d{12,})(?:\.(?P<branch>\d+))?\.json(?:\.\d+\.tmp)?")
-# A state is a few kilobytes; shares of 100,000 ranks take about two megabytes. Nothing sane is larger than this.
-LARGEST = 256 << 20
+# A state is a few kilobytes; shares of 100,000 ranks take about two megabytes. No sensible state is larger than this.
+MAX_BYTES = 256 << 20
 
 
 def save_state(folder: str | Path, state: CheckpointState, *, keep: int = 3) -> Path:
@@ -36,8 +36,8 @@ def save_state(folder: str | Path, state: CheckpointState, *, keep: int = 3) -> 
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = "there is a file of this name" if isinstance(error, FileExistsError) else error.strerror
-        raise StateFileError(f"the folder cannot be made: {reason}", folder=str(directory)) from error
+        reason = "a file with this name exists" if isinstance(error, FileExistsError) else error.strerror
+        raise StateFileError(f"cannot create the folder: {reason}", folder=str(directory)) from error
     body = json.dumps(state.to_json(), separators=(",", ":"))
     text = json.dumps({"format": FORMAT, "digest": _digest(body), "state": body})
     newest = _newest(state.step, directory)
@@ -47,7 +47,7 @@ def save_state(folder: str | Path, state: CheckpointState, *, keep: int = 3) -> 
     for old in state_files(directory)[:-keep]:
         old.unlink(missing_ok=True)
     for left in directory.glob(".state-*.tmp"):
-        # Left by a process that was killed while it saved; one that saves this very step just now keeps its own.
+        # Left by a process that was killed while saving; a process that is saving this same step keeps its own file.
         place = _place_of(left)
         if place is not None and place < newest:
             left.unlink(missing_ok=True)
@@ -61,7 +61,7 @@ def state_files(folder: str | Path) -> list[Path]:
 
 
 def load_state(path: str | Path) -> CheckpointState:
-    """Load a state file, or the newest of a folder. A torn or foreign file is refused, and the one before it named."""
+    """Load a state file, or the newest in a folder. The error for a torn or foreign file names the one before it."""
     target = Path(path)
     if target.is_dir():
         files = state_files(target)
@@ -69,7 +69,7 @@ def load_state(path: str | Path) -> CheckpointState:
             raise StateFileError("the folder holds no stream state", folder=str(target))
         target = files[-1]
     try:
-        content = read_plain(target, within=Path(os.path.realpath(target)).parent, max_bytes=LARGEST)
+        content = read_plain(target, within=Path(os.path.realpath(target)).parent, max_bytes=MAX_BYTES)
         envelope = json.loads(content.decode("utf-8"))
     except OSError as error:
         raise StateFileError(f"the state file cannot be read: {error.strerror}", file=str(target)) from error
@@ -93,7 +93,7 @@ def _refused(path: Path, message: str) -> StateFileError:
 
 
 Place = tuple[int, int]
-"""A file's place among the others: its branch, and its step."""
+"""A file's place among the others: its branch and its step."""
 
 
 def _place_of(path: Path) -> Place | None:

@@ -19,24 +19,24 @@ class StreamStats:
 
     samples_loaded: int = 0  # delivered to the training loop
     local_samples: int = 0  # read from this machine
-    remote_samples: int = 0  # that came over a network
-    prefetch_hits: int = 0  # batches that were ready when they were asked for
+    remote_samples: int = 0  # read over a network
+    prefetch_hits: int = 0  # batches that were ready when requested
     prefetch_misses: int = 0  # batches that had to be waited for
     avg_load_time_us: float = 0.0  # mean time to read one sample, in whatever thread or process read it
     num_checkpoints: int = 0  # stream states saved automatically
-    worker_utilization: float = 0.0  # the share of the time since iteration began that the readers were busy
-    bytes_read: int = 0  # taken from storage
+    worker_utilization: float = 0.0  # the fraction of time since iteration began that the readers were busy
+    bytes_read: int = 0  # read from storage
     samples_failed: int = 0  # left out under ``on_error="skip"``
     workers_restarted: int = 0  # worker processes replaced after they died
-    bytes_fetched: int = 0  # that came over a network; compare with ``bytes_read``
+    bytes_fetched: int = 0  # read over a network; compare with ``bytes_read``
     cache_hits: int = 0  # blocks of remote files found on this machine's disk
-    remote_retries: int = 0  # blocks asked for again after a failure
-    remote_hedges: int = 0  # requests sent a second time, as the first was late
-    remote_wait_seconds: float = 0.0  # readers waited for remote blocks, summed over them
+    remote_retries: int = 0  # blocks requested again after a failure
+    remote_hedges: int = 0  # requests sent a second time because the first was late
+    remote_wait_seconds: float = 0.0  # time that readers waited for remote blocks, summed over readers
     sources: dict[str, ReadCounts] = field(default_factory=dict)  # the same by source, by name
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the counts by name, as plain numbers; those of a source by their names."""
+        """Return the counts by name, as plain numbers; those of sources as nested dicts."""
         return {**asdict(self), "sources": {name: counts._asdict() for name, counts in self.sources.items()}}
 
 
@@ -46,12 +46,12 @@ class Tally:
     def __init__(self) -> None:
         self.stats = StreamStats()
         self.busy = 0.0
-        """Seconds that reading took, the copying of samples in memory included."""
+        """Seconds spent reading, including the copying of samples in memory."""
         self._samples_read = 0
         self._began: float | None = None
 
     def begin(self) -> None:
-        """Note that iteration began, the first time."""
+        """Note when iteration first began."""
         if self._began is None:
             self._began = time.perf_counter()
 

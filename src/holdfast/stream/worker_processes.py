@@ -1,7 +1,7 @@
 """Reading ahead in worker processes: torch's own ``DataLoader`` over a map-style dataset of ranges of steps.
 
-A worker holds no state that could be lost, so one that dies is replaced and its steps are computed again. Where the
-same steps kill worker after worker, their samples are named and the run stops.
+A worker holds no state that could be lost, so one that dies is replaced and its steps are computed again. If the same
+steps kill worker after worker, their samples are named and the run stops.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from holdfast.stream.reading import Reading, StepRanges, StepReader
 
 __all__ = ["ProcessReadAhead"]
 
-# How often a worker may die on the same steps before their samples are to blame.
+# How often a worker may die on the same steps before their samples are blamed.
 MAX_DEATHS = 3
-# How often a worker looks whether its parent is still there.
+# How often a worker checks whether its parent is still there.
 WATCH_SECONDS = 1.0
 # Seeds are below this.
 MAX_SEED = 2**63
-# How long a worker whose connection broke may take to be gone.
+# How long a worker whose connection broke may take to exit.
 DYING_SECONDS = 2.0
 
 
@@ -51,23 +51,23 @@ class _Readings(Dataset[Any]):
 
 
 def _end_with_parent(_worker: int, *, direct: bool) -> None:
-    """Have this worker end when the process it works for is killed.
+    """Make this worker exit when the process it works for is killed.
 
-    torch's own watch asks who the parent is only once the worker is up: one whose parent died before that takes its
-    foster parent for the parent, and would wait for work indefinitely.
+    torch's own watchdog looks up the parent only once the worker is running: a worker whose parent died before that
+    would take the adopting process for its parent, and wait for work indefinitely.
 
     Args:
-        direct: whether that process is this one's parent in the system's eyes (under a fork server it is not).
+        direct: whether that process is this one's parent to the system (with a fork server it is not).
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def watch() -> None:
-        # The sentinel alone does not do under fork: workers forked later hold it open too.
+        # With fork the sentinel alone is not enough: workers forked later hold it open too.
         while not connection.wait([parent.sentinel], timeout=WATCH_SECONDS):
             if direct and os.getppid() != parent.pid:
                 break
-        os._exit(1)  # nobody is left to hand anything to
+        os._exit(1)  # nobody is left to return anything to
 
     threading.Thread(target=watch, name="holdfast-watch", daemon=True).start()
 
@@ -114,11 +114,11 @@ class ProcessReadAhead(ReadAhead):
             batch_size=None,
             sampler=count(self._next) if total is None else range(self._next, total),
             num_workers=self._workers,
-            # After a death one range per worker at a time, so that the one that kills can be identified.
+            # After a death one range per worker at a time, so that the fatal one can be identified.
             prefetch_factor=1 if self._careful else self._prefetch,
             pin_memory=self._pin,
             multiprocessing_context=self._context,
-            # torch draws the workers' seed from the training's own generator, where none is given.
+            # If no generator is passed, torch draws the workers' seed from the training's own.
             generator=torch.Generator().manual_seed((torch.initial_seed() + self._next) % MAX_SEED),
             worker_init_fn=partial(_end_with_parent, direct=method in ("fork", "spawn")),
         )
@@ -131,10 +131,10 @@ class ProcessReadAhead(ReadAhead):
     def next(self) -> Reading | None:
         """Return the next reading; replaces workers that have died and has their steps computed again."""
         if self._next == self._ranges.total:
-            return None  # a worker that dies now is of no consequence
+            return None  # a worker that dies now does not matter
         restarted = 0
         while True:
-            # torch keeps results that came out of turn in _task_info; one that holds data is ready.
+            # torch keeps results that arrived out of order in _task_info; one that holds data is ready.
             ready = len(getattr(self._iterator, "_task_info", {}).get(self._next - self._started_at, ())) == 2
             try:
                 reading = self._item()
@@ -152,10 +152,10 @@ class ProcessReadAhead(ReadAhead):
             return reading
 
     def _item(self) -> Reading:
-        """Take the next item, with torch watching the workers for as long as this thread waits for it and no longer.
+        """Return the next item, with torch watching the workers only while this thread waits for it.
 
         torch reports a dead worker by raising from a signal handler, wherever the main thread happens to be: outside
-        this call that would be the middle of somebody's training step. So deaths in between are looked for here.
+        this call, that would be in the middle of a training step. So this call also checks for deaths in between.
         """
         iterator = self._iterator
         try:
@@ -175,7 +175,7 @@ class ProcessReadAhead(ReadAhead):
         if self._deaths >= MAX_DEATHS:
             samples = [ref for step in suspects for ref in samples_in(self._read.schedule, step, self._read.rank)]
             raise WorkerDiedError(
-                f"a worker process died {self._deaths} times in a row at the same place",
+                f"a worker process died {self._deaths} times in a row on the same steps",
                 steps=[suspects.start, suspects.stop],
                 samples=[(ref.source, ref.index) for ref in samples[:64]],
                 hint="read these samples in the main process (num_workers=0) to see what kills it",
@@ -184,7 +184,7 @@ class ProcessReadAhead(ReadAhead):
         self._start()
 
     def _suspects(self) -> range:
-        """Return the steps that the dead worker was on: torch hands ranges to workers in turn."""
+        """Return the steps that the dead worker was reading: torch hands ranges to workers in turn."""
         processes = getattr(self._iterator, "_workers", [])
         dead = [i for i, process in enumerate(processes) if not process.is_alive()]
         done = self._next - self._started_at
@@ -203,7 +203,7 @@ class ProcessReadAhead(ReadAhead):
 
 
 def _check_picklable(read: StepReader, method: str) -> None:
-    """Raise ``ConfigError`` where the workers could not be sent what they are to read."""
+    """Raise ``ConfigError`` if the reader cannot be sent to the workers."""
     try:
         with open(os.devnull, "wb") as nowhere:
             ForkingPickler(nowhere).dump(read)
@@ -217,12 +217,12 @@ def _check_picklable(read: StepReader, method: str) -> None:
 
 
 def _interpreter_ends(ends: Callable[[], bool] = sys.is_finalizing) -> bool:
-    # Bound as a default, because a module's globals are among the first things the ending interpreter clears. The
-    # workers have ended by then: multiprocessing sees to its own at exit.
+    # Bound as a default, because module globals are among the first things cleared at interpreter shutdown. The
+    # workers have ended by then: multiprocessing ends its own at exit.
     return ends()
 
 
-# What follows leans on the inside of torch's iterator over worker processes, and is all that does.
+# Only the functions below depend on the internals of torch's iterator over worker processes.
 
 
 def _any_dead(iterator: Any) -> bool:
@@ -230,9 +230,9 @@ def _any_dead(iterator: Any) -> bool:
 
 
 def _tells_of_death(error: Exception, iterator: Any) -> bool:
-    """Say whether an error of torch's iterator comes of a worker's death (errors of reading come inside readings)."""
+    """Return whether an error of torch's iterator comes from a worker's death (read errors come inside readings)."""
     if isinstance(error, (OSError, EOFError)):
-        # A connection to a worker broke: it may be dying, and not be dead to the system for a moment yet.
+        # The connection to a worker broke: it may be dying, but not yet reported dead by the system.
         for sentinel in connection.wait([process.sentinel for process in iterator._workers], timeout=DYING_SECONDS):
             for process in iterator._workers:
                 if process.sentinel == sentinel:
@@ -241,7 +241,7 @@ def _tells_of_death(error: Exception, iterator: Any) -> bool:
 
 
 def _watch(iterator: Any, on: bool) -> None:
-    """Have torch's signal handler raise when a worker of this iterator dies, or not."""
+    """Set whether torch's signal handler raises when a worker of this iterator dies."""
     if iterator._worker_pids_set is on:
         return
     handling: Any = signal_handling

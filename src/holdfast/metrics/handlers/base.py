@@ -50,4 +50,4 @@ class MetricHandler(ABC, Generic[State]):
 
     @abstractmethod
     def deserialize(self, payload: Any) -> State:
-        """Undo :meth:`serialize`."""
+        """Undo ``serialize``."""

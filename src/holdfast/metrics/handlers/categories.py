@@ -24,7 +24,7 @@ from holdfast.errors import ConfigError
 from holdfast.metrics.handlers.base import MetricHandler, Scalar
 
 # By mistake, categories can be whole documents; a long name is cut to its first characters and a digest.
-_LONGEST_NAME = 128
+_MAX_NAME_CHARACTERS = 128
 # The first n references of a column show whether it repeats only a few of them.
 _HEAD = 512
 # Integers within a range of this size are counted in a table.
@@ -165,7 +165,7 @@ def _count_numbers(values: NDArray[Any]) -> Iterable[tuple[Any, int]]:
 
 def _name(value: Any) -> str:
     text = value if isinstance(value, str) else str(value)
-    if len(text) <= _LONGEST_NAME:
+    if len(text) <= _MAX_NAME_CHARACTERS:
         return text
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return f"{text[:_LONGEST_NAME]}…{digest}"
+    return f"{text[:_MAX_NAME_CHARACTERS]}…{digest}"

@@ -28,7 +28,7 @@ RANK_ERROR_SHOWN_ABOVE = 0.015
 
 # Columns of small integers (lengths, counts) are tallied rather than sorted; their weighted squares fit int64.
 _TALLY_RANGE = 1 << 16
-_TALLY_LIMIT = 1 << 20
+_MAX_TALLY = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +124,10 @@ class DistributionHandler(MetricHandler[Distribution]):
 
 def _tally(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     """Return the distinct values of a column of small integers and their counts; None for any other column."""
-    if values.dtype != np.int64 or not 0 < len(values) < _TALLY_LIMIT:
+    if values.dtype != np.int64 or not 0 < len(values) < _MAX_TALLY:
         return None
     low, high = int(values.min()), int(values.max())
-    if high - low >= min(_TALLY_RANGE, 16 * len(values)) or max(abs(low), abs(high)) >= _TALLY_LIMIT:
+    if high - low >= min(_TALLY_RANGE, 16 * len(values)) or max(abs(low), abs(high)) >= _MAX_TALLY:
         return None
     counts = np.bincount(values - low)
     present = np.flatnonzero(counts)

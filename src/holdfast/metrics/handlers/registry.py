@@ -38,7 +38,7 @@ _registered: dict[str, MetricHandler[Any]] = {}
 
 
 def register_handler(agg_type: str, handler: MetricHandler[Any], *, replace: bool = False) -> None:
-    """Make ``agg_type`` usable in every :class:`~holdfast.metrics.Metric` of this process.
+    """Make ``agg_type`` usable in every ``Metric`` of this process.
 
     Register it on every rank, before the first aggregator is created. A built-in type cannot be replaced globally; pass
     another handler for it to ``MetricsAggregator(handlers=...)`` instead.

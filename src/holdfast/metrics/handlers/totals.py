@@ -50,7 +50,7 @@ class Total:
 
     @staticmethod
     def deserialize(payload: Any) -> Total:
-        """Undo :meth:`serialize`."""
+        """Undo ``serialize``."""
         return Total(int(payload["count"]), decode_scaled(payload["total"]), bool(payload["integral"]))
 
 
@@ -59,7 +59,7 @@ class SumHandler(MetricHandler[Total]):
     """SUM: an integer of any size if all values were integers, else the correctly rounded float."""
 
     def init(self) -> Total:
-        """Zero."""
+        """Return the empty total."""
         return Total()
 
     def update(self, state: Total, values: NDArray[Any]) -> Total:

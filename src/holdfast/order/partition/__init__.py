@@ -1,8 +1,8 @@
 """Partitions: which samples of an epoch go to which rank.
 
-Six strategies, each a small frozen description. A partition says how the epoch is laid out (``layout``, for those that
-go by index) and how what remains of it is assigned at a given world size (``assign``). ``RoundRobin``, the default, is
-the only one that continues over the end of an epoch; the others let all ranks finish an epoch together.
+Six strategies, each a small frozen description. A partition says how the epoch is laid out (``layout``, for partitions
+by index) and how what remains of it is assigned at a given world size (``assign``). ``RoundRobin``, the default, is the
+only one whose steps cross the end of an epoch; with the others all ranks finish an epoch together.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Adaptive(Partition):
 
     Args:
         base: the strategy whose order is kept.
-        rebalance_threshold: by how much a rank's throughput may stray from its share before a rebalance is due.
+        rebalance_threshold: how far a rank's throughput may deviate from its share before a rebalance is due.
         shares: each rank's share of a step, adding up to 1; None to begin evenly. A change of shares begins a new
             segment of the schedule, so the past stays addressable.
     """
@@ -45,16 +45,16 @@ class Adaptive(Partition):
 
     @property
     def continuous(self) -> bool:
-        """As the base."""
+        """Whether steps of the base may cross the end of an epoch."""
         return self.base.continuous
 
     @property
     def by_index(self) -> bool:
-        """As the base."""
+        """Whether the base assigns by index."""
         return self.base.by_index
 
     def with_values(self, values: NDArray[Any]) -> Adaptive:
-        """Give the values to the base."""
+        """Pass the values to the base."""
         return replace(self, base=self.base.with_values(values))
 
     def resolve(self, read_column: ReadColumn) -> Adaptive:
@@ -62,7 +62,7 @@ class Adaptive(Partition):
         return replace(self, base=self.base.resolve(read_column))
 
     def layout(self, length: int) -> Layout | None:
-        """Lay the epoch out as the base does."""
+        """Lay out the epoch as the base does."""
         return self.base.layout(length)
 
     def check(self, length: int, world_size: int, lanes: Int64 | None = None) -> None:
@@ -79,7 +79,7 @@ class Adaptive(Partition):
 
 
 def check_shares(shares: Sequence[float], world_size: int | None = None) -> tuple[float, ...]:
-    """Return the shares as floats, or say what is wrong with them."""
+    """Return the shares as floats, or raise ``PartitionError``."""
     values = tuple(float(share) for share in shares)
     if world_size is not None and len(values) != world_size:
         raise PartitionError("there must be one share per rank", shares=len(values), world_size=world_size)

@@ -1,4 +1,4 @@
-"""What a partition is: how an epoch is laid out, and how what remains of it is assigned to ranks."""
+"""The base class of partitions: how an epoch is laid out, and how what remains of it is assigned to ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Partition(ABC):
 
     @property
     def continuous(self) -> bool:
-        """Whether steps run on over the end of an epoch; otherwise all ranks end an epoch together."""
+        """Whether steps may cross the end of an epoch; otherwise all ranks end an epoch together."""
         return False
 
     @property
@@ -37,16 +37,16 @@ class Partition(ABC):
 
     @property
     def shares(self) -> tuple[float, ...] | None:
-        """Each rank's share of a step to begin with; None for even."""
+        """Each rank's initial share of a step; None for even shares."""
         return None
 
     @property
     def rebalance_threshold(self) -> float | None:
-        """By how much a rank's throughput may stray from its share before shares change; None where they never do."""
+        """How far a rank's throughput may deviate from its share before shares change; None if they never do."""
         return None
 
     def with_values(self, values: NDArray[Any]) -> Partition:
-        """Return this partition, as read from a saved state, with the labels or keys it goes by."""
+        """Return this partition, as read from a saved state, with its labels or keys."""
         kind = self.to_json().get("kind", type(self).__name__)
         raise ConfigError("the partition does not use labels or keys", partition=kind)
 
@@ -55,7 +55,7 @@ class Partition(ABC):
         return self
 
     def layout(self, length: int) -> Layout | None:
-        """Return how an epoch of ``length`` samples is laid out; None where it is simply shuffled."""
+        """Return how an epoch of ``length`` samples is laid out; None if it is simply shuffled."""
         return None
 
     def check(self, length: int, world_size: int, lanes: Int64 | None = None) -> None:
@@ -77,17 +77,15 @@ class Partition(ABC):
             remaining: what remains.
             sizes: the ranks and their batch sizes.
             lanes: the bounds of the layout's lanes among what remains.
-            mix: gives every place of the epoch a pseudo-random number, for partitions that mix what a rank reads; the
-                same however often the epoch is assigned again and whatever is skipped, so that neither reorders what
-                remains.
+            mix: gives every place of the epoch a pseudo-random number, for partitions that mix what a rank reads;
+                reassigning the epoch or skipping samples does not change it, so neither reorders what remains.
         """
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON value that tells this partition from others; columns of data appear as digests only.
+        """Return a JSON value that distinguishes this partition from others; columns of data appear as digests only.
 
-        A class of your own is never parsed: on resuming, what the partition you pass returns here must equal what was
-        saved.
+        Your own class is never parsed: on resuming, what the partition you pass returns here must equal what was saved.
         """
 
 

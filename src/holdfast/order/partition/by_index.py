@@ -1,4 +1,4 @@
-"""Partitions that go by a sample's index: ``HashBased``, ``RangeBased`` and ``Stratified``.
+"""Partitions by a sample's index: ``HashBased``, ``RangeBased`` and ``Stratified``.
 
 The same samples stay with the same lane in every epoch; shuffling happens inside the lanes.
 """
@@ -29,10 +29,10 @@ class HashBased(Partition):
     """Hashes samples into partitions that stay together: changing the number of ranks moves whole partitions only.
 
     Args:
-        num_partitions: how many; at least the largest world size the run will see.
-        hash_seed: which hash.
+        num_partitions: the number of partitions; at least the largest world size of the run.
+        hash_seed: the seed of the hash.
         key: what is hashed: None for the sample's index (partitions of equal size, no table), the name of a column, or
-            an array of one key per sample. Samples with equal keys land in the same partition.
+            an array of one key per sample. Samples with equal keys are in the same partition.
     """
 
     num_partitions: int
@@ -47,11 +47,11 @@ class HashBased(Partition):
 
     @property
     def by_index(self) -> bool:
-        """True: the hash is of the index or of the sample's key."""
+        """True: the hash is that of the index or of the sample's key."""
         return True
 
     def with_values(self, values: NDArray[Any]) -> HashBased:
-        """Take the keys, where there are any."""
+        """Return this partition with its keys, if it uses any."""
         if self.digest is None:
             raise ConfigError("the partition does not use labels or keys", partition="hash_based")
         return replace(self, key=values)
@@ -120,7 +120,7 @@ class HashBased(Partition):
 
 @dataclass(frozen=True, slots=True)
 class RangeBased(Partition):
-    """Gives rank r the samples of the r-th range of indices; at another world size they are cut again, end to end.
+    """Gives rank r the r-th range of indices; at another world size the ranges, end to end, are cut into equal runs.
 
     Args:
         ranges: ``(start, stop)`` pairs that cover every index exactly once, in any order.
@@ -175,7 +175,7 @@ class RangeBased(Partition):
         return RangeLayout(self.ranges)
 
     def assign(self, remaining: Remaining, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Assignment:
-        """Assign one range per rank, or equal runs where ranges and ranks do not match."""
+        """Assign one range per rank, or equal runs if the numbers of ranges and ranks differ."""
         assert lanes is not None
         if sizes.world_size == len(self.ranges):
             return RunAssignment(remaining, sizes, lanes)
@@ -192,7 +192,7 @@ class Stratified(Partition):
 
     Args:
         labels: the class of every sample (0 … num_classes-1), or the name of the column that holds it.
-        num_classes: how many classes; found from the labels when None.
+        num_classes: the number of classes; None takes it from the labels.
     """
 
     labels: str | NDArray[Any] | None = field(compare=False)
@@ -210,7 +210,7 @@ class Stratified(Partition):
         return True
 
     def with_values(self, values: NDArray[Any]) -> Stratified:
-        """Take the labels."""
+        """Return this partition with its labels."""
         return replace(self, labels=values)
 
     def resolve(self, read_column: ReadColumn) -> Stratified:
@@ -233,7 +233,7 @@ class Stratified(Partition):
         return TableLayout(labels, classes)
 
     def assign(self, remaining: Remaining, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Assignment:
-        """Assign class by class, one sample to each rank in turn; ranks read theirs in the epoch's one mixed order."""
+        """Assign class by class, one sample to each rank in turn; all ranks read in the same mixed order."""
         numbers = np.arange(remaining.n, dtype=np.int64)
         owner = numbers % sizes.world_size if sizes.even else _interleaved(sizes)[numbers % sizes.total]
         mixed = np.argsort(mix(remaining.place_of(numbers)))
@@ -259,7 +259,7 @@ def _set_digest(partition: HashBased | Stratified, values: str | NDArray[Any] | 
 
 
 def _comparable(values: NDArray[Any]) -> NDArray[Any]:
-    # The bytes of an object array are addresses, other ones in every process: its values count as text.
+    # The bytes of an object array are addresses, which differ in every process: compare its values as text.
     array = np.asarray(values)
     return array.astype(str) if array.dtype.kind == "O" else array
 
@@ -279,7 +279,7 @@ def _values(values: str | NDArray[Any] | None, digest: str | None, length: int, 
 
 
 def _interleaved(sizes: BatchSizes) -> Int64:
-    """Return the ranks of one step's samples, spread so that every stretch of them follows the shares."""
+    """Return the ranks of one step's samples, interleaved so that any run of them follows the shares."""
     counts = sizes.all()
     ranks = np.repeat(np.arange(sizes.world_size), counts)
     turn = np.arange(sizes.total) - np.repeat(np.concatenate(([0], np.cumsum(counts)[:-1])), counts)

@@ -1,4 +1,4 @@
-"""Partitions that go by position: ``RoundRobin`` and ``Contiguous``. They cost no memory at any size."""
+"""Partitions by position: ``RoundRobin`` and ``Contiguous``. They cost no memory at any size."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class RoundRobin(Partition):
     """Gives positions to ranks in turn: rank r gets positions r, r+W, r+2W, ….
 
     Args:
-        align_epochs: whether every epoch ends with its own last batch, so that all epochs have as many steps. By
-            default steps run on over epoch ends: a batch may hold the end of one epoch and the start of the next.
+        align_epochs: whether every epoch ends with its own last batch, so that all epochs have equally many steps. By
+            default steps cross epoch ends: a batch may hold the end of one epoch and the start of the next.
     """
 
     align_epochs: bool = False

@@ -2,7 +2,8 @@
 
 ``http.client`` receives what has arrived and asks again, and between two calls a thread waits for its turn among all
 threads of the process. Asked to wait for all of it (``MSG_WAITALL``), the system fills the memory in one call, which
-takes a third of the processor time (``bench/remote.py``, *uncached*).
+takes a third of the processor time (``bench/remote.py``, *uncached*). Asked to wake the thread only when much has
+arrived (``SO_RCVLOWAT``), it saves another tenth of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from http.client import HTTPConnection, HTTPResponse
 __all__ = ["read_body"]
 
 MAX_BUFFERS = 256  # per call; the system allows 1,024
+# A thread is woken when this much has arrived, where more than that is still to come.
+WAKE_BYTES = 512 * 2**10
 
 
 def read_body(connection: HTTPConnection, response: HTTPResponse, pieces: list[memoryview]) -> int:
@@ -57,13 +60,18 @@ def _receive(sock: socket.socket, pieces: list[memoryview]) -> int:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     sock.settimeout(None)
     total = 0
+    most = _split(pieces, max(0, sum(map(len, pieces)) - WAKE_BYTES))
     try:
-        while pieces:
-            count = sock.recvmsg_into(pieces[:MAX_BUFFERS], 0, socket.MSG_WAITALL)[0]
-            if not count:
-                break
-            total += count
-            pieces = _split(pieces, count)[1]
+        # Of the last bytes none may be waited for beyond the end: no more come, and nothing would wake the thread.
+        for least, part in zip((WAKE_BYTES, 1), most, strict=True):
+            if part:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+            while part:
+                count = sock.recvmsg_into(part[:MAX_BUFFERS], 0, socket.MSG_WAITALL)[0]
+                if not count:
+                    return total
+                total += count
+                part = _split(part, count)[1]
     except BlockingIOError as error:
         raise TimeoutError("timed out") from error
     finally:

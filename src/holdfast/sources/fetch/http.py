@@ -14,9 +14,11 @@ import re
 import socket
 import ssl
 import threading
+import time
 import weakref
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
@@ -24,7 +26,7 @@ from holdfast.errors import RemoteReadError
 from holdfast.sources.fetch.body import read_body
 from holdfast.sources.fetch.buffers import Buffers
 from holdfast.sources.fetch.options import RemoteOptions
-from holdfast.sources.fetch.transport import Cancel, Data, WrongAnswer, changed
+from holdfast.sources.fetch.transport import CONTENT_RANGE, Cancel, Data, WrongAnswer, changed, whole_size
 from holdfast.sources.files import UNVERSIONED, Stamp
 
 __all__ = ["HttpStatusError", "HttpTransport", "can_ask"]
@@ -34,16 +36,25 @@ MAX_IDLE = 128  # connections kept open per host between requests
 _KNOWN_OPTIONS = {"headers", "client_kwargs"}
 # At most 18 digits: no file is longer, and Python refuses to convert thousands of them.
 _SIZE = re.compile(r"[0-9]{1,18}")
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
+# Statuses of servers, and of signed URLs, that allow one kind of request and not another.
+_OTHER_REQUEST = (400, 403, 405, 501)
 _BROKEN = (http.client.BadStatusLine, ConnectionError, BrokenPipeError)
 
 
 class HttpStatusError(OSError):
-    """A status that is no answer; ``status`` says whether asking again may help."""
+    """A status that is no answer; ``status`` says whether asking again may help.
 
-    def __init__(self, status: int, reason: str) -> None:
+    Args:
+        status: the number.
+        reason: the server's words for it.
+        retry_after: the header of that name: seconds, or a date.
+    """
+
+    def __init__(self, status: int, reason: str, retry_after: str = "") -> None:
         super().__init__(f"HTTP status {status} {reason}".rstrip())
         self.status = status
+        self.retry_after = _seconds_until(retry_after)
+        """Seconds that the server asks to wait; None where it does not."""
 
 
 def can_ask(url: str, options: RemoteOptions) -> bool:
@@ -77,6 +88,7 @@ class HttpTransport:
         self._idle: dict[_Origin, list[http.client.HTTPConnection]] = {}
         self._lock = threading.Lock()
         self._moved: dict[str, str] = {}  # where a URL led last: most redirects hold for many requests
+        self._without_tails: set[_Origin] = set()
         self._tls: ssl.SSLContext | None = None
         weakref.finalize(self, _close_all, self._idle)
 
@@ -88,11 +100,11 @@ class HttpTransport:
                 if _SIZE.fullmatch(size) and answer.response.status == 200:
                     return Stamp(int(size), _version(answer.response))
         except HttpStatusError as error:
-            if error.status not in (400, 403, 405, 501):
+            if error.status not in _OTHER_REQUEST:
                 raise
         with _Exchange(self, url, "GET", {"Range": "bytes=0-0"}, cancel) as answer:
             answer.spoiled = True
-            found = _CONTENT_RANGE.fullmatch(answer.response.getheader("Content-Range", ""))
+            found = CONTENT_RANGE.fullmatch(answer.response.getheader("Content-Range", ""))
             if answer.response.status == 206 and found is not None and found[3] != "*":
                 answer.spoiled = len(answer.response.read(2)) != 1  # never more, whatever is sent
                 return Stamp(int(found[3]), _version(answer.response))
@@ -109,12 +121,40 @@ class HttpTransport:
             cancel.begins()
             # Each piece into memory of its own, so that one can be let go without the others.
             pieces = [self._buffers.lend(size) for size in sizes]
-            if read_body(answer.connection, answer.response, pieces) < stop - start:
-                raise WrongAnswer(f"the body ended before byte {stop}")
-            if answer.response.length is None and answer.response.read(1):
-                raise WrongAnswer("more bytes came than were asked for")
-            answer.spoiled = False
+            answer.fill(pieces, stop)
         return [piece.toreadonly() for piece in pieces]
+
+    def read_tail(self, url: str, size: int, cancel: Cancel) -> tuple[Stamp, Data] | None:
+        """Read the end of a file; None where the server's answer is of other bytes, or does not tell how many it has.
+
+        A host that has shown that it does not know such requests is not sent another.
+        """
+        origin = _origin(url)
+        if origin in self._without_tails:
+            return None
+        try:
+            with _Exchange(self, url, "GET", {"Range": f"bytes=-{size}"}, cancel) as answer:
+                answer.spoiled = True
+                response = answer.response
+                if response.status == 416:  # an empty file, mostly
+                    return None
+                if response.status == 200:
+                    whole = response.length if response.length is not None and response.length <= size else None
+                else:
+                    whole = whole_size(CONTENT_RANGE.fullmatch(response.getheader("Content-Range", "")), size)
+                if whole is None:
+                    self._without_tails.add(origin)
+                    return None
+                stamp = Stamp(whole, _version(response))
+                start = max(0, whole - size)
+                _check(response, url, start, whole, stamp)
+                tail = memoryview(bytearray(whole - start))
+                answer.fill([tail], whole)
+                return stamp, tail
+        except HttpStatusError as error:
+            if error.status not in _OTHER_REQUEST:
+                raise
+            return None
 
     def _ask(
         self, url: str, method: str, headers: Mapping[str, str], cancel: Cancel
@@ -151,9 +191,8 @@ class HttpTransport:
         with self._lock:
             idle = self._idle.get(origin)
             kept = idle.pop() if idle else None
-        for connection in (kept, self._connect(origin)):
-            if connection is None:
-                continue
+        while True:
+            connection = kept or self._connect(origin)
             try:
                 cancel.on_cancel(lambda connection=connection: _hang_up(connection))
                 connection.request(method, target, headers={"Accept-Encoding": "identity", **headers})
@@ -163,12 +202,12 @@ class HttpTransport:
             except _BROKEN:
                 connection.close()
                 # One that was kept may have been closed by the server meanwhile.
-                if connection is not kept or cancel.cancelled:
+                if kept is None or cancel.cancelled:
                     raise
+                kept = None
             except BaseException:
                 connection.close()
                 raise
-        raise AssertionError("unreachable: a new connection answers or raises")
 
     def _connect(self, origin: _Origin) -> http.client.HTTPConnection:
         if origin.scheme == "http":
@@ -203,7 +242,8 @@ class _Exchange:
 
     def __enter__(self) -> _Exchange:
         if self.response.status >= 400 and self.response.status != 416:
-            error = HttpStatusError(self.response.status, self.response.reason)
+            wait = self.response.getheader("Retry-After", "")
+            error = HttpStatusError(self.response.status, self.response.reason, wait)
             if self._method == "HEAD" or self.response.length == 0:
                 self.response.read()
                 self._transport._keep(self._origin, self.connection)
@@ -211,6 +251,14 @@ class _Exchange:
                 self.connection.close()
             raise error
         return self
+
+    def fill(self, pieces: list[memoryview], stop: int) -> None:
+        """Read the body, which ends before byte ``stop`` of the file, into pieces of memory."""
+        if read_body(self.connection, self.response, pieces) < sum(map(len, pieces)):
+            raise WrongAnswer(f"the body ended before byte {stop}")
+        if self.response.length is None and self.response.read(1):
+            raise WrongAnswer("more bytes came than were asked for")
+        self.spoiled = False
 
     def __exit__(self, kind: object, *rest: object) -> None:
         if kind is None and not self.spoiled and not self.response.will_close:
@@ -241,7 +289,7 @@ def _check(response: http.client.HTTPResponse, url: str, start: int, stop: int, 
                 hint="copy the files to disk, or to a server that supports the Range header",
             )
     elif response.status == 206:
-        found = _CONTENT_RANGE.fullmatch(response.getheader("Content-Range", ""))
+        found = CONTENT_RANGE.fullmatch(response.getheader("Content-Range", ""))
         if found is None or (int(found[1]), int(found[2])) != (start, stop - 1):
             got = response.getheader("Content-Range", "")[:80]
             raise WrongAnswer(f"the server sent {got!r} for bytes {start} to {stop - 1}")
@@ -262,6 +310,16 @@ def _same_version(found: str, known: str) -> bool:
     if UNVERSIONED in (found, known) or found.endswith('"') != known.endswith('"'):
         return True
     return found.removeprefix("W/") == known.removeprefix("W/")
+
+
+def _seconds_until(told: str) -> float | None:
+    """Return how many seconds a ``Retry-After`` header asks to wait; None where it says nothing that can be read."""
+    if _SIZE.fullmatch(told):
+        return float(told)
+    try:
+        return parsedate_to_datetime(told).timestamp() - time.time()
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
 
 
 def _origin(url: str) -> _Origin:

@@ -60,18 +60,23 @@ class LookAhead:
         self._start = self._next = start
         self._named = 0  # ranges
         self._lock = threading.Lock()
-        weakref.finalize(self, _forget, list(self._remote.values()), self._reader)
+        self._forget = weakref.finalize(self, _forget, list(self._remote.values()), self._reader)
 
     def before(self, steps: range) -> None:
         """Name what comes after some steps that are about to be read."""
-        if not self._lock.acquire(blocking=False):
-            return  # another thread is at it
+        if not self._forget.alive or not self._lock.acquire(blocking=False):
+            return  # closed, or another thread is at it
         try:
             self._next = max(self._next, steps.start)
             most, until = self._named + RANGES_AT_ONCE, 0.0 if self._named else perf_counter() + FIRST_SECONDS
             end = steps.start + self._each * MAX_RANGES_AHEAD
             end = end if self._stop is None else min(end, self._stop)
-            while self._next < end and (self._named < most or perf_counter() < until) and self._has_room():
+            while (
+                self._forget.alive
+                and self._next < end
+                and (self._named < most or perf_counter() < until)
+                and self._has_room()
+            ):
                 coming = range(self._next, min(end, self._next + self._portion()))
                 self._next = coming.stop
                 self._named += -(-len(coming) // self._each)
@@ -79,6 +84,11 @@ class LookAhead:
                     self._name(coming)
         finally:
             self._lock.release()
+
+    def close(self) -> None:
+        """Take back what was named and not read; nothing is named any more."""
+        with self._lock:
+            self._forget()
 
     def _portion(self) -> int:
         """Return how many steps are named together: at most those that were located together."""

@@ -20,6 +20,9 @@ HOLD = 12
 # A request is late after this multiple of what nearly all of the last ones took; none is judged by fewer answers.
 LATE_FACTOR, LATE_SHARE, REMEMBERED, MIN_REMEMBERED = 3.0, 0.95, 128, 16
 MIN_LATE_SECONDS = 0.1
+# Failed requests that may be sent again without a pause: this many at first, this share of the answers after that, and
+# no more than this many in a row. A server in trouble gets at most a tenth more requests, and the usual pauses.
+FIRST_REPEATS, REPEATED_SHARE, MAX_REPEATS = 4, 0.1, 16
 # Small answers come at once, which says little about how fast a connection is.
 MIN_RECEIVING_SECONDS = 0.01
 
@@ -42,6 +45,7 @@ class Pace:
         self._before: tuple[int, float] | None = None  # connections before the trial that runs, and their throughput
         self._up = True
         self._hold = 0
+        self._repeats = float(FIRST_REPEATS)
         self._first: list[tuple[float, float]] = []  # seconds of waiting and of receiving, of the first answers
 
     def answered(self, size: int, seconds: float, now: float, *, busy: bool, waited: float | None = None) -> None:
@@ -58,6 +62,7 @@ class Pace:
             self._first.append((waited, seconds - waited))
             if len(self._first) == FIRST_ANSWERS:
                 self._estimate()
+        self._repeats = min(MAX_REPEATS, self._repeats + REPEATED_SHARE)
         self._durations.append(seconds)
         if not busy or not self._answers:
             self._begin(now)
@@ -72,6 +77,13 @@ class Pace:
         """Take into account that the server asked for fewer requests."""
         self.connections = max(1, self.connections // 2)
         self._before, self._hold, self._answers = None, HOLD, 0
+
+    def may_repeat(self) -> bool:
+        """Say whether a request that failed may be sent again without a pause, and count it if so."""
+        if self._repeats < 1 - 1e-9:  # tenths do not add up to exactly one
+            return False
+        self._repeats -= 1
+        return True
 
     def late_after(self) -> float | None:
         """Return how many seconds a request may take before it counts as late; None where too little is known."""

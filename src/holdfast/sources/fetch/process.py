@@ -7,14 +7,17 @@ to another process find what is there. A dict's ``setdefault`` is atomic, so no 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from holdfast.sources.fetch.fetcher import Fetcher
 from holdfast.sources.fetch.options import RemoteOptions
 from holdfast.sources.fetch.transport import FsspecTransport, Transport
 
-__all__ = ["counted_folders", "fetcher_of", "transport_of"]
+__all__ = ["counted_folders", "fetcher_of", "transport_of", "waits_given_up"]
 
 # At most this part of the cache is fetched ahead for a reader. The cache drops what was used longest ago: blocks that
 # came too long before they are read would go before those that were just read. A window takes a quarter of the cache.
@@ -36,6 +39,20 @@ def fetcher_of(options: RemoteOptions) -> Fetcher:
         made = Fetcher(folder, memory_limit=memory, ahead_limit=ahead, max_connections=most)
         found = _fetchers.setdefault(key, made)
     return found
+
+
+@contextmanager
+def waits_given_up(threads: Iterable[Thread]) -> Iterator[None]:
+    """Let threads of this process get an error, for now, where they would wait for a remote block."""
+    numbers = [thread.ident for thread in threads if thread.ident is not None]
+    fetchers = [fetcher for key, fetcher in list(_fetchers.items()) if key[0] == os.getpid()]
+    for fetcher in fetchers:
+        fetcher.give_up(numbers)
+    try:
+        yield
+    finally:
+        for fetcher in fetchers:
+            fetcher.go_on(numbers)  # a later thread may get the same number
 
 
 def transport_of(url: str, options: RemoteOptions) -> Transport:

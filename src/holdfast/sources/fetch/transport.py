@@ -6,7 +6,8 @@ only the answer's headers tell whether the file is still the same one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, TypeAlias
 
@@ -15,6 +16,7 @@ from holdfast.sources.fetch.options import RemoteOptions
 from holdfast.sources.files import UNVERSIONED, Stamp
 
 __all__ = [
+    "CONTENT_RANGE",
     "Cancel",
     "Data",
     "FsspecTransport",
@@ -23,6 +25,7 @@ __all__ = [
     "changed",
     "open_system",
     "stamp_of",
+    "whole_size",
     "within",
 ]
 
@@ -38,6 +41,9 @@ _VERSION_KEYS = (
     "created",
 )
 
+
+# At most 18 digits: no file is longer, and Python refuses to convert thousands of them.
+CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
 
 Data: TypeAlias = memoryview
 """The bytes of a block."""
@@ -70,6 +76,12 @@ class Transport(Protocol):
     def read(self, url: str, start: int, sizes: Sequence[int], stamp: Stamp, cancel: Cancel) -> list[Data]:
         """Read pieces that follow each other: exactly those bytes, of that version of the file if it is known."""
 
+    def read_tail(self, url: str, size: int, cancel: Cancel) -> tuple[Stamp, Data] | None:
+        """Read the last ``size`` bytes of a file, or all of a shorter one, and its stamp in one request.
+
+        None where that takes more than one.
+        """
+
 
 class FsspecTransport:
     """Files that fsspec reaches.
@@ -92,8 +104,15 @@ class FsspecTransport:
         """Read pieces through the file system; S3 is asked for that very version."""
         stop = start + sum(sizes)
         system, path = open_system(url, self._options)
-        if "s3" in (system.protocol if isinstance(system.protocol, tuple) else (system.protocol,)):
-            data = self._read_s3(system, url, path, start, stop, stamp)
+        if _is_s3(system):
+            # s3fs's own reading of ranges cannot be given the version of the object.
+            version = {"IfMatch": stamp.version} if stamp.version.startswith('"') else {}
+            try:
+                _, data = self._get_object(system, path, Range=f"bytes={start}-{stop - 1}", **version)
+            except Exception as error:
+                if _s3_status(error) in (412, 416):
+                    raise changed(url) from error
+                raise
         else:
             data = within(self._options.timeout, system, "cat_file", path, start=start, end=stop)
         if len(data) != stop - start:
@@ -101,31 +120,57 @@ class FsspecTransport:
         ends = list(accumulate(sizes, initial=0))
         return [memoryview(bytes(data[low:high])) for low, high in pairwise(ends)]
 
-    def _read_s3(self, system: Any, url: str, path: str, start: int, stop: int, stamp: Stamp) -> bytes:
+    def read_tail(self, url: str, size: int, cancel: Cancel) -> tuple[Stamp, Data] | None:
+        """Read the end of an object on S3; other file systems cannot be asked for it before its size is known."""
+        system, path = open_system(url, self._options)
+        if not _is_s3(system):
+            return None
+        try:
+            answer, data = self._get_object(system, path, Range=f"bytes=-{size}")
+        except Exception as error:
+            if _s3_status(error) == 416:  # the object is empty
+                return None
+            raise
+        found = CONTENT_RANGE.fullmatch(answer.get("ContentRange", ""))
+        whole = whole_size(found, size)
+        if whole is None or not answer.get("ETag"):
+            return None
+        if len(data) != min(size, whole):
+            raise WrongAnswer(f"{len(data)} bytes came for the last {size} of {whole}")
+        return Stamp(whole, str(answer["ETag"])), memoryview(data)
+
+    def _get_object(self, system: Any, path: str, **request: Any) -> tuple[Mapping[str, Any], bytes]:
         from fsspec.asyn import sync
 
         bucket, key, _ = system.split_path(path)
 
-        async def get() -> bytes:
-            # s3fs's own reading of ranges cannot be given the version of the object.
-            version = {"IfMatch": stamp.version} if stamp.version.startswith('"') else {}
-            asked = f"bytes={start}-{stop - 1}"
+        async def get() -> tuple[Mapping[str, Any], bytes]:
             answer = await system._call_s3(
-                "get_object", Bucket=bucket, Key=key, Range=asked, **version, **getattr(system, "req_kw", {})
+                "get_object", Bucket=bucket, Key=key, **request, **getattr(system, "req_kw", {})
             )
             async with answer["Body"] as body:
-                data: bytes = await body.read()
-                return data
+                return answer, await body.read()
 
-        try:
-            found: bytes = sync(system.loop, get, timeout=self._options.timeout)
-        except Exception as error:
-            cause = error.__cause__ or error
-            status = getattr(cause, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
-            if status in (412, 416):
-                raise changed(url) from error
-            raise
+        found: tuple[Mapping[str, Any], bytes] = sync(system.loop, get, timeout=self._options.timeout)
         return found
+
+
+def whole_size(found: re.Match[str] | None, size: int) -> int | None:
+    """Return how long a file is of which the last ``size`` bytes were requested; None if the answer has others."""
+    if found is None or found[3] == "*":
+        return None
+    start, stop, whole = int(found[1]), int(found[2]) + 1, int(found[3])
+    return whole if (start, stop) == (max(0, whole - size), whole) else None
+
+
+def _is_s3(system: Any) -> bool:
+    return "s3" in (system.protocol if isinstance(system.protocol, tuple) else (system.protocol,))
+
+
+def _s3_status(error: Exception) -> int | None:
+    answer = getattr(error.__cause__ or error, "response", None) or {}
+    status: int | None = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status
 
 
 def stamp_of(info: dict[str, Any], url: str) -> Stamp:

@@ -1,4 +1,4 @@
-"""What everything has in common that can only be read forwards."""
+"""The base class of datasets that can only be read forwards."""
 
 from __future__ import annotations
 

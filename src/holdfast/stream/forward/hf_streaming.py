@@ -1,8 +1,8 @@
 """``HFStreamingDataset``: a ``datasets.IterableDataset``, resumed exactly with shuffling on.
 
-Such data can be read forwards only, shard by shard. A shard is read in windows; a window's samples are delivered in an
+Such data can only be read forwards, shard by shard. A shard is read in windows; a window's samples are delivered in an
 order computed from (seed, name, epoch, shard, window). To resume, the shard is opened where the window began and that
-one window is read again. Nothing of a shuffle buffer is kept, and nothing of one is lost.
+one window is read again. There is no shuffle buffer to save or to lose.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.stream.samples import sample_rng
 
 __all__ = ["HFStreamingDataset"]
 
-# Releases of datasets that lose rows when a filtered stream is resumed; 4.7.0 to 4.8.4 also those of a mapped one.
+# Releases of datasets that lose rows when a filtered stream is resumed; 4.7.0 to 4.8.4 also lose rows of a mapped one.
 LOSE_ROWS = ("2.", "3.", "4.", "5.0.0")
 
 
@@ -40,22 +40,22 @@ LOSE_ROWS = ("2.", "3.", "4.", "5.0.0")
 class HFStreamingDataset(ForwardDataset):
     """A dataset over a ``datasets.IterableDataset``: endless, exact, split by whole shards.
 
-    Iterate it, mix it, or give it to a ``DataLoader``; each process (rank × worker) reads its own shards. Its state is
-    its process's own. ``merge_states`` makes of all processes' states one that any other number of processes can load.
+    Iterate it, mix it, or pass it to a ``DataLoader``; each process (rank × worker) reads its own shards and has its
+    own state. ``merge_states`` merges all processes' states into one that any number of processes can load.
 
     Args:
-        dataset: the stream, as loaded: not shuffled, and not split by node, as both happen here.
+        dataset: the stream, as loaded: not shuffled and not split by node, since both happen here.
         name: the name under which its samples and metrics are counted.
-        seed: of the order of shards and of samples in their windows.
+        seed: the seed for the order of shards and of samples in their windows.
         shuffle: whether to shuffle both.
-        window: how many samples are read and shuffled together; what resuming reads again, at most.
-        message_transform: makes messages of a row.
-        model_transform: makes tokens of messages.
-        output_transform: makes what the training step wants of tokens.
-        metric_transform: makes metrics of the final sample; given this dataset's name.
-        filter_fn: says of a row whether to keep it; asked while reading.
+        window: how many samples are read and shuffled together; at most this many are read again on resuming.
+        message_transform: makes messages from a row.
+        model_transform: makes tokens from messages.
+        output_transform: makes the training step's input from tokens.
+        metric_transform: makes metrics from the final sample; given this dataset's name.
+        filter_fn: returns whether to keep a row; called while reading.
         on_error: ``raise``, or ``skip`` to leave out a sample whose transform fails, counted in ``samples_failed``.
-        weight: its weight where it becomes part of a mixture that gives none.
+        weight: its weight in a mixture that gives none.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class HFStreamingDataset(ForwardDataset):
         self._seeded = wants_rng(self._transform)
         identity = StreamIdentity(name, whole_number(seed, "a seed"), _count_shards(dataset, name), window, shuffle)
         self._queue = ShardQueue(identity)
-        self._at: ShardPart | None = None  # where the first shard of the queue is by now, but for `_given`
-        self._given = 0  # samples of that window; counted, as a queue is expensive to create for every sample
+        self._at: ShardPart | None = None  # the current part of the queue's first shard, without `_given`
+        self._given = 0  # samples delivered of its window; a counter, as creating a queue per sample is expensive
         self._lost = 0  # samples left out since the last one delivered
 
     @classmethod
@@ -112,11 +112,11 @@ class HFStreamingDataset(ForwardDataset):
 
     @property
     def num_shards(self) -> int:
-        """How many shards there are: the most processes that can read it."""
+        """The number of shards, and so the maximum number of processes that can read it."""
         return self._queue.identity.shards
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is left to this process, as plain JSON."""
+        """Return what this process has left to read, as plain JSON."""
         return SHARD_QUEUE.to_json(self._now())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -124,7 +124,7 @@ class HFStreamingDataset(ForwardDataset):
         queue = SHARD_QUEUE.from_json(state_dict)
         if queue.identity != self._queue.identity:
             raise StateMismatchError(
-                "the state was made with another name, seed, window or number of shards",
+                "the state was made with a different name, seed, window or number of shards",
                 dataset=self.dataset_name,
                 found=str(self._queue.identity),
                 expected=str(queue.identity),
@@ -135,9 +135,9 @@ class HFStreamingDataset(ForwardDataset):
 
     @staticmethod
     def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return one state from those of all processes; load it in each process, of any number up to the shards.
+        """Merge the states of all processes into one, to load in each of any number of processes up to the shards.
 
-        What is left of every shard, the ones begun too, is assigned again: no sample is lost and none comes twice.
+        What is left of every shard, including those begun, is reassigned: no sample is lost and none comes twice.
         """
         return SHARD_QUEUE.to_json(ShardQueue.merge([SHARD_QUEUE.from_json(state) for state in states]))
 
@@ -148,7 +148,7 @@ class HFStreamingDataset(ForwardDataset):
         return self._samples(process)
 
     def _samples(self, process: Process) -> Iterator[Sample]:
-        fruitless = False  # whether the epoch now ending has given nothing
+        fruitless = False  # whether the epoch now ending has yielded nothing
         while True:
             self._queue, self._at = self._now().assigned_to(process), None
             if not self._queue.parts:
@@ -208,7 +208,7 @@ class HFStreamingDataset(ForwardDataset):
             ) from error
 
     def _made(self, row: Sample, part: ShardPart, place: int) -> Sample | None:
-        """Return the finished sample; None where it is left out, or fails and failures are skipped."""
+        """Return the finished sample; None if it is left out, or fails and failures are skipped."""
         number = part.window * self._queue.identity.window + place
         try:
             if self.filter_fn is not None and not self.filter_fn(row):
@@ -236,13 +236,13 @@ class _PartRows(NamedTuple):
 def _rows(columns: Any, name: str) -> list[Sample]:
     if not isinstance(columns, Mapping):
         given, hint = type(columns).__name__, "use with_format(None) or with_format('numpy')"
-        raise ConfigError("the stream's format gives tables, not columns", dataset=name, format=given, hint=hint)
+        raise ConfigError("the stream's format yields tables, not columns", dataset=name, format=given, hint=hint)
     length = len(next(iter(columns.values()))) if columns else 0
     return [{field: values[i] for field, values in columns.items()} for i in range(length)]
 
 
 def _count_shards(dataset: Any, name: str) -> int:
-    """Return the number of shards, or say why the stream cannot be resumed exactly."""
+    """Return the number of shards, or raise an error that says why the stream cannot be resumed exactly."""
     missing = [needed for needed in ("shard", "iter", "state_dict", "load_state_dict") if not hasattr(dataset, needed)]
     if missing or hasattr(dataset, "data"):
         wrong = f"this needs a datasets.IterableDataset, not {type(dataset).__name__}"
@@ -267,7 +267,7 @@ def _count_shards(dataset: Any, name: str) -> int:
         raise ConfigError(
             "the stream does not report its number of shards, so they cannot be split over processes",
             dataset=name,
-            hint="make it of files, or with from_generator(gen_kwargs={'shards': [...]})",
+            hint="make it from files, or with from_generator(gen_kwargs={'shards': [...]})",
         ) from error
 
 

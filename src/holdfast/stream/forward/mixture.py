@@ -1,9 +1,9 @@
-"""A mixture some of whose children can be read forwards only: which child comes when is computed, the rest is read.
+"""A mixture in which some children can only be read forwards.
 
 The choice of child at each position is the same pure, exact arrangement as in any mixture. A child with random access
-gives the sample that is there. A forward child gives whatever it has next: each process reads its own part of it.
-So a process's state is the positions left to it and the states of its forward children, and the states of all processes
-merge into one that any number of them can load.
+returns the sample at that position. A forward child returns its next one: each process reads its own part of it.
+So a process's state is the positions it has left and the states of its forward children, and the states of all
+processes merge into one that any number of them can load.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = ["MIXTURE_STATE", "ForwardMixture", "ForwardMixtureState"]
 
 @dataclass(frozen=True, slots=True)
 class ForwardMixtureState:
-    """What is left to one process of a mixture with forward children; see ``PositionQueue``.
+    """What one process has left to read of a mixture with forward children; see ``PositionQueue``.
 
-    ``children`` are the states of all children, nested as they are; those of forward ones are their own.
+    ``children`` are the states of all children, nested like them; those of forward children are their own.
     """
 
     process: Process | None
@@ -57,7 +57,7 @@ class ForwardMixtureState:
 
 def _upgraded(old: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in old.items() if name != "share"}
-    return {**kept, "process": old["share"], "fingerprint": ""}  # of what is not hashed any more
+    return {**kept, "process": old["share"], "fingerprint": ""}  # of what is no longer hashed
 
 
 MIXTURE_STATE = Format(
@@ -71,7 +71,7 @@ MIXTURE_STATE = Format(
 
 
 class _Stored(NamedTuple):
-    """The children with random access: their sources, and what of them is at positions of the mixture."""
+    """The children with random access: their sources, and which sample is at a position of the mixture."""
 
     sources: tuple[NamedSource, ...]
     cycles: tuple[Cycle, ...]
@@ -79,7 +79,7 @@ class _Stored(NamedTuple):
     numbers: tuple[int, ...]  # of the sources, in the mixture
 
     def locate(self, positions: Positions) -> Located:
-        """Return which source, epoch and index are at each position, none of which is a forward child's."""
+        """Return which source, epoch and index are at each position; no position may be a forward child's."""
         number, ordinal = self.mixture.locate(positions)
         source = np.searchsorted(self.numbers, number).astype(np.int32)
         return Located(source, *locate_each(self.cycles, source, ordinal))
@@ -87,17 +87,17 @@ class _Stored(NamedTuple):
 
 @final
 class ForwardMixture(ForwardDataset):
-    """A mixture of datasets with exact ratios, of which some can be read forwards only.
+    """A mixture of datasets with exact ratios, some of which can only be read forwards.
 
-    Forward children (an ``HFStreamingDataset``, or a ``TuneIterableDataset`` of your own) belong to the mixture from
-    then on: the mixture moves them, and keeps their states.
+    Forward children (an ``HFStreamingDataset``, or a ``TuneIterableDataset`` of your own) then belong to the mixture:
+    it moves them, and keeps their states.
 
     Args:
         datasets: the children, each with its own name; children may be mixtures themselves, whose weights multiply.
         weights: by child name, or a schedule ``[(from_position, weights), …]``; None takes the children's own weights.
-        seed: of the arrangement.
-        name: of the mixture.
-        weight: of the mixture itself where it is nested in another that gives none.
+        seed: the seed of the arrangement.
+        name: the name of the mixture.
+        weight: the weight of the mixture itself in another that gives none.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class ForwardMixture(ForwardDataset):
         super().__init__(mixture_info(name, None, weight, datasets, schedule[0][1]))
         self.children = {dataset.dataset_name: dataset for dataset in datasets}
         self.parts = tuple(part for dataset in datasets for part in _parts(dataset))
-        """What is mixed in the end: sources, and datasets that can be read forwards only."""
+        """What is mixed in the end: sources, and datasets that can only be read forwards."""
         nested = {
             child: dataset.weight_schedule
             for child, dataset in self.children.items()
@@ -124,7 +124,7 @@ class ForwardMixture(ForwardDataset):
         names = [_name(part) for part in self.parts]
         check_weight_schedule(self.weight_schedule, names)
         self.streams = {name: p for name, p in zip(names, self.parts, strict=True) if not isinstance(p, NamedSource)}
-        """The datasets of the whole tree that can be read forwards only, by name."""
+        """The datasets of the whole tree that can only be read forwards, by name."""
         numbers = tuple(number for number, name in enumerate(names) if name not in self.streams)
         sources = tuple(part for part in self.parts if isinstance(part, NamedSource))
         specs = [source.spec() for source in sources]
@@ -133,10 +133,10 @@ class ForwardMixture(ForwardDataset):
         self._stored = _Stored(sources, cycles, mixture, numbers)
         self._identities = {name: self._identity(name) for name in ARRANGEMENTS}
         self._queue = PositionQueue()
-        self._taken = 0  # of the queue's positions, so far; counted, as a queue is expensive to create for every sample
+        self._taken = 0  # positions taken from the queue; a counter, as creating a queue per sample is expensive
 
     def read_as(self, *, rank: int, world_size: int) -> None:
-        """Be iterated as one of the data-parallel ranks, and so all forward children."""
+        """Set the data-parallel rank to iterate as, for all forward children too."""
         super().read_as(rank=rank, world_size=world_size)
         for stream in self.streams.values():
             stream.read_as(rank=rank, world_size=world_size)
@@ -146,7 +146,7 @@ class ForwardMixture(ForwardDataset):
         return self._samples(self.process(), self._open())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the positions left to this process, and under ``children`` the state of each child."""
+        """Return the positions this process has left, and under ``children`` the state of each child."""
         states = {name: stream.state_dict() for name, stream in self.streams.items()}
         return self._state(self._queue.past(self._taken), states)
 
@@ -167,9 +167,9 @@ class ForwardMixture(ForwardDataset):
         self._jumps += 1
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return one state from those of all processes (ranks × workers); load it in each process, of any number.
+        """Merge the states of all processes (ranks × workers) into one, to load in each of any number of processes.
 
-        No position and no sample is lost or comes twice; which process gets which does change.
+        No position and no sample is lost or comes twice; but which process gets which changes.
         """
         parsed = [self._parsed(state) for state in states]
         queue = PositionQueue.merge([queue for queue, _ in parsed], dataset=self.dataset_name)
@@ -187,7 +187,7 @@ class ForwardMixture(ForwardDataset):
         return self._state(queue, merged)
 
     def _identity(self, arrangement: ArrangementName) -> str:
-        """Return a hash of what decides which child comes when, and of the order of those with random access."""
+        """Return a hash of what decides the child at each position, and of the order of those with random access."""
         parts = [
             Order([part.spec()]).to_json() if isinstance(part, NamedSource) else part.dataset_name
             for part in self.parts
@@ -198,7 +198,7 @@ class ForwardMixture(ForwardDataset):
         return blake2b(text.encode(), digest_size=16, person=b"holdfast.forward").hexdigest()
 
     def _arrange(self, arrangement: ArrangementName) -> None:
-        """Choose children as this or an earlier release does."""
+        """Choose children as in this or an earlier release."""
         names = self._stored.mixture.names
         mixture = Mixture(names, self.weight_schedule, seed=self.seed, name=self.dataset_name, arrangement=arrangement)
         self._stored = self._stored._replace(mixture=mixture)
@@ -212,7 +212,7 @@ class ForwardMixture(ForwardDataset):
         return MIXTURE_STATE.to_json(state)
 
     def _parsed(self, state: Mapping[str, Any]) -> tuple[PositionQueue, dict[str, Any]]:
-        """Return the positions a state leaves and its forward children's states, or say what is wrong with it."""
+        """Return the positions a state leaves and its forward children's states, or raise ``StateError``."""
         stored = MIXTURE_STATE.from_json(state)
         queue = PositionQueue(stored.process, stored.left, stored.position)
         known = {identity: name for name, identity in self._identities.items()} | {"": "blocks"}
@@ -232,7 +232,7 @@ class ForwardMixture(ForwardDataset):
         return queue, streams
 
     def _open(self) -> dict[int, Iterator[Sample]]:
-        """Begin to read every forward child, which says at once where a process would get nothing of it."""
+        """Begin to read every forward child, which raises at once if this process would get nothing from it."""
         return {self._stored.mixture.names.index(name): iter(stream) for name, stream in self.streams.items()}
 
     def _samples(self, process: Process, streams: dict[int, Iterator[Sample]]) -> Iterator[Sample]:
@@ -287,7 +287,7 @@ def _name(part: Part) -> str:
 def _child_states(
     children: Mapping[str, TuneIterableDataset], counts: Mapping[str, int], streams: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the states of a mixture's children by name, nested as they are."""
+    """Return the states of a mixture's children by name, nested like the children."""
     states: dict[str, Any] = {}
     for name, child in children.items():
         if isinstance(child, OrderedDataset):
@@ -312,7 +312,7 @@ def _streams_in(states: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str
 
 
 def _same_places(saved: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    """Return whether the children are at the same positions: the only check there is without a fingerprint."""
+    """Return whether the children are at the same positions: the only possible check without a fingerprint."""
     return saved.keys() == own.keys() and all(
         saved[name].get("position") == state.get("position")
         and _same_places(saved[name].get("children", {}), state.get("children", {}))

@@ -1,7 +1,7 @@
-"""Which positions of a mixture a process has still to read, where some of its children can be read forwards only.
+"""The positions of a mixture that a process still has to read, if some of its children can only be read forwards.
 
-Positions go to the processes in turn. As long as all go at one pace a single number gives their position; when
-they stop at different places, what the slower ones leave behind is kept as a few arithmetic runs. So the states of all
+Positions go to the processes in turn. While all go at the same pace, a single number gives their position; when they
+stop at different positions, what the slower ones leave behind is kept as a few arithmetic runs. So the states of all
 processes merge into one that any number of processes can continue from: every position is read exactly once.
 """
 
@@ -35,7 +35,7 @@ class Stride(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PositionQueue:
-    """The positions left to one process; or to all together, when ``process`` is None."""
+    """The positions left to one process, or to all together if ``process`` is None."""
 
     process: Process | None = None  # None before any has begun to read
     left: tuple[Stride, ...] = ()  # positions before ``position`` that are still to be read
@@ -46,7 +46,7 @@ class PositionQueue:
         if self.process is None:
             number, total = process
             taken, before = [], 0
-            for run in self.left:  # taken as one, or many short runs would all go to the first processes
+            for run in self.left:  # numbered as one list, or many short runs would all go to the first processes
                 taken.append(run.every(total, (number - before) % total))
                 before += run.length
             return replace(self, process=process, left=tuple(run for run in taken if run.length))
@@ -54,7 +54,7 @@ class PositionQueue:
         return self
 
     def upcoming(self, count: int) -> Positions:
-        """Return the next ``count`` positions, or fewer where a run ends."""
+        """Return the next ``count`` positions, or fewer at the end of a run."""
         if self.left:
             first, step, length = self.left[0]
             return Positions(first + step * np.arange(min(count, length), dtype=np.int64))
@@ -63,7 +63,7 @@ class PositionQueue:
         return Positions(self.position + number + total * np.arange(count, dtype=np.int64))
 
     def past(self, count: int) -> PositionQueue:
-        """Return this queue without the first of its ``upcoming`` positions."""
+        """Return this queue without the first ``count`` of its ``upcoming`` positions."""
         if not count:
             return self
         if self.left:
@@ -78,7 +78,7 @@ class PositionQueue:
         """Return what is left to all processes together, for any number of them."""
         processes = complete([queue.process for queue in queues])
         if all(queue == queues[0] and queue.process is None for queue in queues):
-            return queues[0]  # nobody has read anything since
+            return queues[0]  # no process has read anything since
         latest = max(queue.position for queue in queues)
         left: list[Stride] = []
         for queue, (number, total) in zip(queues, processes, strict=True):

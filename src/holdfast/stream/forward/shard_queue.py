@@ -1,7 +1,7 @@
-"""Which shards a process has still to read: the state of a stream that can only be read forwards.
+"""The shards that a process still has to read: the state of a stream that can only be read forwards.
 
-Every epoch the shards are permuted by key and go to the processes in turn. A process's state is the shards left to
-it, how far it is in the first, and the next epoch. The states of all processes together say exactly which
+Every epoch the shards are permuted by key and go to the processes in turn. A process's state is the shards it has left,
+how far it is in the first of them, and the next epoch. The states of all processes together determine exactly which
 samples were delivered, so they merge into one list of what is left, which any number of processes can continue from.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["SHARD_QUEUE", "ShardPart", "ShardQueue", "StreamIdentity"]
 
 @dataclass(frozen=True, slots=True)
 class StreamIdentity:
-    """What decides the order of a stream; a state fits only the same."""
+    """What decides the order of a stream; a state fits only a stream with the same identity."""
 
     name: str
     seed: int
@@ -57,7 +57,7 @@ class ShardPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardQueue:
-    """The shards left to one process; or to all together, when ``process`` is None."""
+    """The shards left to one process, or to all together if ``process`` is None."""
 
     identity: StreamIdentity
     process: Process | None = None
@@ -80,7 +80,7 @@ class ShardQueue:
         return replace(self, parts=parts, next_epoch=self.next_epoch + 1)
 
     def with_first(self, part: ShardPart) -> ShardQueue:
-        """Return this queue with its first part further along."""
+        """Return this queue with its first part replaced by a later one of the same shard."""
         return replace(self, parts=(part, *self.parts[1:]))
 
     def without_first(self) -> ShardQueue:
@@ -98,21 +98,21 @@ class ShardQueue:
                     "the states are of different streams", streams=[str(identity), str(queue.identity)]
                 )
         if all(queue == queues[0] and queue.process is None for queue in queues):
-            return queues[0]  # nobody has read anything since
+            return queues[0]  # no process has read anything since
         queues = [queue.assigned_to(process) for queue, process in zip(queues, processes, strict=True)]
         latest = max(queue.next_epoch for queue in queues)
         left: list[ShardPart] = []
         for queue in queues:
             assert queue.process is not None
             left += queue.parts
-            # Where another process has begun an epoch that this one has not, this one's shards of it are left too.
+            # If another process has begun an epoch that this one has not, this one's shards of it are left too.
             for epoch in range(queue.next_epoch, latest):
                 left += _fresh(identity, queue.process, epoch)
         return ShardQueue(identity, None, tuple(_sorted(identity, left)), latest)
 
 
 def _identified(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Put what identifies the stream under a key of its own, as version 2 has it."""
+    """Put what identifies the stream under its own key, as in version 2."""
     identity = {name: old[name] for name in ("name", "seed", "shards", "window", "shuffled")}
     return {"identity": identity, "process": old["share"], "parts": old["parts"], "next_epoch": old["next_epoch"]}
 
