@@ -186,7 +186,7 @@ def test_a_file_that_starts_over_is_read_from_its_beginning(tmp_path: Path, how:
     else:
         path.write_text(fresh)
     report = look(follower)
-    assert any("replaced or cut" in line for line in follower.news(report))
+    assert any("replaced or truncated" in line for line in follower.news(report))
     assert series(report.runs[0].signals) == series(DEBUGGER.debug(path).runs[0].signals)
 
 

@@ -123,6 +123,12 @@ SEARCHES = {
     "hyperopt.log": "\n".join(f"job returned status: ok\njob returned loss: {loss}" for loss in OUTCOMES),
     "trials.csv": "trial,lr,loss\n" + "\n".join(f"{n},{0.01 * n},{loss}" for n, loss in enumerate(OUTCOMES)),
     "trials.jsonl": "\n".join(f'{{"trial_id": "t{n}", "loss": {loss}}}' for n, loss in enumerate(OUTCOMES)),
+    "search.log": "\n".join(f"Trial {n}/30: lr={0.01 * n:.3f} val_loss={loss}" for n, loss in enumerate(OUTCOMES, 1)),
+    "results.log": "\n".join(
+        f"Trial Result - LR=0.0{n}, BS=2 --> Final Loss: {loss}" for n, loss in enumerate(OUTCOMES)
+    ),
+    "grid.txt": "\n".join(f"Configuration {n} of 30 | lr 0.0{n} | loss {loss}" for n, loss in enumerate(OUTCOMES, 1)),
+    "runs.out": "\n".join(f"[INFO] Run {n}/30: lr=0.0{n}, val_loss={loss}" for n, loss in enumerate(OUTCOMES, 1)),
 }
 
 
@@ -141,6 +147,8 @@ def test_the_rows_of_one_trial_and_the_rewards_of_many_are_training(tmp_path: Pa
     rows = {
         "one.csv": "trial,step,loss\n" + "\n".join(f"1,{n},{loss}" for n, loss in enumerate(falling)),
         "agent.csv": "trial,reward\n" + "\n".join(f"{n},{-loss}" for n, loss in enumerate(falling)),
+        "agent.log": "\n".join(f"Trial {n}: reward = {-loss}" for n, loss in enumerate(falling)),
+        "epochs.log": "\n".join(f"Trial 1/30 epoch {n} lr=0.01 loss={loss}" for n, loss in enumerate(falling)),
     }
     for name, text in rows.items():
         (tmp_path / name).write_text(text + "\n")

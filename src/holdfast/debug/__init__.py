@@ -1,4 +1,4 @@
-"""From any training log to a named failure, its cause and what to do. Runs without torch.
+"""From any training log to a named failure, its likely cause and what to do about it. Runs without torch.
 
 Names load on first use, so that importing this package costs nothing.
 """

@@ -2,12 +2,12 @@
 
 A plug-in subclasses one of the three classes here; nothing else in holdfast needs to know about it.
 
-**Kinds.** ``Signal.metadata["kind"]`` is one of :data:`KINDS`, or absent for a series whose meaning is not known; such
-a series counts as ``"other"``. A detector declares the kinds it reads, and the debugger routes by them; one that
-declares none reads events only, and is always run.
+**Kinds.** ``Signal.metadata["kind"]`` is one of ``KINDS``, or absent for a series whose meaning is not known; such
+a series counts as ``"other"``. A detector declares the kinds it reads, and the debugger routes by them; a detector that
+declares none reads only events and is always run.
 
-**Events.** What a log says that is not a number at a step reaches detectors as ``DetectionContext.events``, mappings
-with a ``"type"``:
+**Events.** Facts in a log that are not a number at a step reach detectors as ``DetectionContext.events``, mappings with
+a ``"type"``:
 
 ======================= ============================================================================================
 ``collective``          one entry of an NCCL flight recorder: ``replica``, ``group``, ``group_description``,
@@ -16,19 +16,18 @@ with a ``"type"``:
 ``collective_status``   one rank's progress in one group: ``replica``, ``group``, ``group_description``,
                         ``group_ranks``, ``last_enqueued``, ``last_started``, ``last_completed`` (-1: none, None:
                         unknown)
-``overflow_skip``       an fp16 step that was skipped: ``step`` (or None), ``loss_scale`` after it (or None)
-``crash``               the run ended in an error: ``kind`` (``traceback``, ``out_of_memory``, ``exit_code``,
+``overflow_skip``       an fp16 step that was skipped: ``step`` (or None), ``loss_scale`` after it (or None) ``crash``
+the run ended in an error: ``kind`` (``traceback``, ``out_of_memory``, ``exit_code``,
                         ``killed``, ``collective_timeout``, ``device_error``, ``interrupted``), ``message``, ``line``
-                        (its number, from 1), ``lines`` (what to quote) and, where another run follows in the same
-                        file, ``started_again``
+                        (its number, from 1), ``lines`` (what to quote) and, where another run follows in the same file,
+                        ``started_again`` and whether that one takes it up and gets beyond it, ``resumed``
 ``restart``             the step counter went back and the steps before it were written again: ``step``, ``from_step``
 ======================= ============================================================================================
 
 Flight-recorder entries are also signals of kind ``"collective"`` (one per rank and group: steps are sequence numbers,
-values 0 scheduled, 1 started, 2 completed), so that the detector that needs them is routed to. Parameter hashes are
-signals of kind ``"param_hash"`` with ``layer`` the parameter and ``replica`` the rank; equal values mean equal hashes,
-and
-``metadata["sharded"]`` is true where ranks may differ legitimately.
+values 0 scheduled, 1 started, 2 completed), so that they are routed to the detector that needs them. Parameter hashes
+are signals of kind ``"param_hash"`` with ``layer`` the parameter and ``replica`` the rank; equal values mean equal
+hashes, and ``metadata["sharded"]`` is true if ranks may legitimately differ.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ KINDS: frozenset[str] = frozenset(
         "weight_norm",
     )
 )
-"""Every canonical meaning a signal can have. Under ``"other"`` a detector asks for the series whose meaning is not
-known (kind None)."""
+"""Every canonical kind of signal. A detector asks for ``"other"`` to get series of unknown kind (None)."""
 
 
 class BaseIngestor(ABC):
@@ -82,11 +80,11 @@ class BaseIngestor(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The format's short name, as reports show it."""
+        """The short name of the format, as shown in reports."""
 
     @abstractmethod
     def can_ingest(self, source: Any) -> float:
-        """Return how sure this ingestor is that ``source`` is its own: 0 (not at all) … 1 (certain)."""
+        """Return the confidence, from 0 to 1, that this ingestor can read ``source``."""
 
     @abstractmethod
     def ingest(self, source: Any) -> list[Signal]:
@@ -107,13 +105,13 @@ class BaseSignalExtractor(ABC):
 
     @abstractmethod
     def extract(self, raw_data: Any) -> list[Signal]:
-        """Compute the signals of ``raw_data``; an empty list when there is nothing in it for this extractor."""
+        """Compute the signals in ``raw_data``; return an empty list if there are none for this extractor."""
 
 
 class BaseDetector(ABC):
-    """Sees one failure in a window of signals. Stateless: the same signals give the same result on any thread.
+    """Detects one failure in a window of signals. Stateless: the same signals give the same result on any thread.
 
-    ``failure`` is what it names, with title, rank and advice; reports list it even where it was not found.
+    ``failure`` is the failure it detects, with title, rank and advice; reports list it even if it was not found.
     """
 
     failure: ClassVar[Failure | None] = None
@@ -125,11 +123,11 @@ class BaseDetector(ABC):
 
     @abstractmethod
     def get_required_signals(self) -> frozenset[str]:
-        """Return the kinds this detector reads; it is only run, and only handed signals, of these kinds.
+        """Return the kinds of signal that this detector reads; it is run only if there are any, and gets only those.
 
-        A detector that reads events alone asks for none, and is always run.
+        A detector that reads only events returns an empty set and is always run.
         """
 
     @abstractmethod
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at the signals; an empty result means nothing was seen."""
+        """Examine the signals; an empty result means that nothing was found."""

@@ -1,8 +1,8 @@
-"""A run held against one that is known to be healthy: where it leaves it, and which findings both have.
+"""Compares a run with one known to be healthy: where it departs from it, and which findings both have.
 
-A failure that the healthy run shows as well is this set-up's normal: it is kept, as information only. Series of the
-same name are compared at the same steps; a run has left the healthy one where the distance stays beyond the healthy
-run's own noise.
+A failure that the healthy run shows as well is normal for this set-up and is kept as information only. Series of the
+same name are compared at the same steps; a run departs from the healthy one where the distance stays larger than the
+healthy run's noise.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _COMPARED = LOSS_LIKE | {"grad_norm"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareRule:
-    """When a run has left the healthy one it is held against."""
+    """When a run has departed from the healthy one."""
 
     noises: float = 6.0
-    """How far away it must stay, in noises of the healthy run: six Gaussian ones do not happen in a million points."""
+    """Minimum distance in standard deviations of the healthy run's noise: six do not happen in a million Gaussian
+    points."""
     minimum_points: int = 8
-    """Fewer points of either show no distance that stays."""
+    """Minimum number of points in each series."""
     end_share: float = 0.1
-    """The share of the run, at its end, that must lie beyond the noise."""
+    """The fraction of the run, at its end, that must be further away than the noise."""
 
 
 def compare_runs(
@@ -39,9 +40,9 @@ def compare_runs(
 
     Args:
         run: the run to judge.
-        healthy: one that went well.
-        rule: what *healthy* takes.
-        compare: when a run has left the healthy one.
+        healthy: a run that went well.
+        rule: what counts as healthy.
+        compare: when a run has departed from the healthy one.
     """
     normal = {finding.detection.failure for finding in healthy.findings}
     findings = tuple(

@@ -1,6 +1,6 @@
 """``MLSystemsDebugger``: from a log, or from metrics in memory, to a report.
 
-Ingestion → routing → detectors (in parallel) → attribution → verdict. Every part can be replaced or added to.
+Ingestion → routing → detectors (in parallel) → attribution → verdict. Every part can be replaced or extended.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class MLSystemsDebugger:
     Args:
         detectors: the detectors to run; all of holdfast's by default.
         attribution: ``"rules"``, ``"learned"``, or an engine.
-        limits: how much of a log is read.
-        workers: threads over which the detectors of a run are spread.
+        limits: limits on reading a log.
+        workers: number of threads that run the detectors.
         plugins: whether installed plug-ins (entry points of the group ``holdfast.debug``) are used.
-        calibration: tables fitted on your own runs: a file of ``holdfast calibrate``, or the tables themselves.
-        thresholds: other thresholds: a file of ``holdfast calibrate``, or detector, ``attribution`` or ``verdict`` →
-            option → value.
+        calibration: tables fitted on your own runs: a file written by ``holdfast calibrate``, or the tables themselves.
+        thresholds: a file written by ``holdfast calibrate``, or detector, ``attribution`` or ``verdict`` → option →
+            value.
 
     Raises:
-        ConfigError: a file is refused, an option does not exist, or two arguments contradict each other.
+        ConfigError: a file is invalid, an option does not exist, or two arguments contradict each other.
 
     Example:
         >>> report = MLSystemsDebugger().debug([{"step": n, "loss": 5.0 / (n + 1)} for n in range(200)])
@@ -113,18 +113,18 @@ class MLSystemsDebugger:
         return tuple(self._detectors)
 
     def add_ingestor(self, ingestor: BaseIngestor) -> None:
-        """Ask this ingestor before holdfast's own whether a source is its kind."""
+        """Try this ingestor before the built-in ones."""
         self._ingestors.append(_checked(ingestor, BaseIngestor))
 
     def add_signal_extractor(self, extractor: BaseSignalExtractor) -> None:
-        """Use this extractor on sources that are neither logs nor tables of metrics."""
+        """Use this extractor for sources that are neither logs nor tables of metrics."""
         self._extractors.append(_checked(extractor, BaseSignalExtractor))
 
     def add_detector(self, detector: BaseDetector) -> None:
-        """Run this detector too.
+        """Add a detector.
 
         Raises:
-            ConfigError: a detector of that name is there already.
+            ConfigError: a detector of that name has already been added.
         """
         _checked(detector, BaseDetector)
         if any(other.name == detector.name for other in self._detectors):
@@ -139,7 +139,7 @@ class MLSystemsDebugger:
 
         Args:
             source: a path, several paths, a URL, the text of a log, or metrics in memory (see ``MetricIngestor``).
-            compare: a source that holds a run known to be healthy.
+            compare: a source with a run known to be healthy.
 
         Raises:
             UnreadableLogError: nothing in the source could be read.
@@ -151,13 +151,13 @@ class MLSystemsDebugger:
         return DebugReport(runs)
 
     def compare(self, run: RunReport, healthy: RunReport) -> RunReport:
-        """Return the report on ``run``, compared with one on a run that went well."""
+        """Return the report on ``run``, compared with the report on a run that went well."""
         return compare_runs(run, healthy, rule=self._tuning.verdict, compare=self._tuning.compare)
 
     def read(self, source: Any, *, progress: Callable[[int], None] | None = None) -> list[RunLog]:
-        """Read the source, and no more.
+        """Read every run in the source without running detectors.
 
-        Every run in it, before any detector looks. ``progress`` gets the bytes read.
+        ``progress`` is called with the number of bytes read.
         """
         if isinstance(source, RunLog):
             return [source]
@@ -185,11 +185,11 @@ class MLSystemsDebugger:
         return [RunLog("memory", "metrics", tuple(self._metrics.ingest(source)))]
 
     def has_own_ingestor(self, path: Path) -> bool:
-        """Return whether an ingestor that was added, and none of holdfast's own, reads this path."""
+        """Return whether an added ingestor, and no built-in one, reads this path."""
         return any(ingestor.can_ingest(path) >= _SURE for ingestor in self._ingestors)
 
     def diagnose(self, log: RunLog, *, live: bool = False) -> RunReport:
-        """Run the detectors over one run and explain what they saw."""
+        """Run the detectors over one run and attribute causes to what they found."""
         world_size = log.config.get("world_size")
         context = DetectionContext(
             config=log.config,
@@ -210,7 +210,7 @@ class MLSystemsDebugger:
         )
 
     def ask(self, names: Collection[str], signals: Sequence[Signal]) -> tuple[Finding, ...]:
-        """Let only some of the detectors look, by their names: a glance at a live run."""
+        """Run only the detectors with these names: a quick check of a live run."""
         context = DetectionContext(live=True)
         asked = [detector for detector in self._detectors if detector.name in names]
         results = [detector.detect(signals, context) for detector in asked]
@@ -232,7 +232,7 @@ class MLSystemsDebugger:
 def _detectors(
     detectors: Sequence[BaseDetector] | None, thresholds: Mapping[str, Mapping[str, float]]
 ) -> list[BaseDetector] | None:
-    """Return the caller's own detectors, if any."""
+    """Return the caller's detectors, if any."""
     if detectors is not None and set(thresholds) - {ATTRIBUTION, VERDICT, COMPARE, READING}:
         raise ConfigError("your own detectors have their own thresholds", hint="pass detectors or thresholds")
     return None if detectors is None else list(detectors)
@@ -243,7 +243,7 @@ def _engine(
     calibration: Calibration | str | Path | None,
     thresholds: Mapping[str, Mapping[str, float]],
 ) -> AttributionEngine | None:
-    """Return the caller's own engine, if any."""
+    """Return the caller's engine, if any."""
     if not isinstance(attribution, AttributionEngine):
         return None
     if calibration is not None:
@@ -260,12 +260,8 @@ def _tables(calibration: Calibration | str | Path | None) -> Calibration | None:
 def _run(detector: BaseDetector, signals: tuple[Signal, ...], context: DetectionContext) -> DetectionResult | str:
     try:
         return detector.detect(signals, context)
-    except (
-        Exception
-    ) as error:  # One broken detector must not take the others' findings with it; it is said, not hidden.
-        return (
-            f"the detector {detector.name!r} failed ({type(error).__name__}: {error}); its failure was not looked for"
-        )
+    except Exception as error:  # A broken detector must not discard the findings of the others.
+        return f"the detector {detector.name!r} failed ({type(error).__name__}: {error}); the report does not cover it"
 
 
 def _checked(part: Any, kind: type) -> Any:

@@ -1,7 +1,7 @@
-"""What ``holdfast calibrate`` found, as a file: thresholds, calibration tables, and a seal over both.
+"""The output of ``holdfast calibrate`` as a file: thresholds, calibration tables, and a digest of both.
 
-The seal is a digest of the content: numbers that decide how sure a report sounds must not change unnoticed. A file by
-another tool, one that was edited, and one of a newer schema are refused.
+The digest makes sure that numbers that decide a report's confidence do not change unnoticed. A file made by another
+tool, an edited file and a file with a newer schema are rejected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Fitted", "load_calibration", "load_thresholds"]
 
 SCHEMA = 1
 _MARK = "calibration"
-_LARGEST = 16 << 20
+_MAX_BYTES = 16 << 20
 
 Thresholds = dict[str, dict[str, float]]
 
@@ -31,9 +31,9 @@ class Fitted:
     """Thresholds and tables fitted together on one set of labelled runs and verdicts.
 
     Args:
-        thresholds: detector → option → value; only what differs from the defaults.
+        thresholds: detector → option → value; only those that differ from the defaults.
         calibration: how often raw confidences were right.
-        about: what it was fitted on, for people.
+        about: a human-readable description of what it was fitted on.
     """
 
     thresholds: Thresholds = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Fitted:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the file's content, sealed."""
+        """Return the content of the file, with its digest."""
         body = {
             "holdfast": _MARK,
             "schema": SCHEMA,
@@ -53,10 +53,10 @@ class Fitted:
 
     @classmethod
     def from_json(cls, body: Any, *, file: str = "") -> Fitted:
-        """Check and read what :meth:`as_json` gave.
+        """Check and read the output of ``as_json``.
 
         Raises:
-            ConfigError: it was made by another tool, changed since, or of a newer schema.
+            ConfigError: it was made by another tool, edited, or has a newer schema.
         """
         if not isinstance(body, dict) or body.get("holdfast") != _MARK:
             raise _refused("was not made by `holdfast calibrate`", file)
@@ -72,7 +72,7 @@ class Fitted:
         try:
             calibration = Calibration.from_json(body["calibration"])
         except (KeyError, TypeError, ValueError) as error:
-            raise _refused(f"holds no calibration tables: {error}", file) from error
+            raise _refused(f"contains no calibration tables: {error}", file) from error
         thresholds = _checked(body.get("thresholds", {}), file)
         return cls(thresholds=thresholds, calibration=calibration, about=body.get("about") or {})
 
@@ -81,18 +81,18 @@ def load_calibration(path: Path) -> Calibration:
     """Return the tables of a file made by ``holdfast calibrate``.
 
     Raises:
-        ConfigError: it cannot be read, or is refused.
+        ConfigError: it cannot be read, or is invalid.
     """
     return Fitted.from_json(_read(path), file=str(path)).calibration
 
 
 def load_thresholds(path: Path) -> Thresholds:
-    """Return the thresholds of a file made by ``holdfast calibrate``, or of one written by hand.
+    """Return the thresholds in a file made by ``holdfast calibrate``, or in a hand-written one.
 
-    Detector → option → value.
+    The result maps detector → option → value.
 
     Raises:
-        ConfigError: it cannot be read, or is refused.
+        ConfigError: it cannot be read, or is invalid.
     """
     body = _read(path)
     if isinstance(body, dict) and "holdfast" in body:
@@ -102,7 +102,7 @@ def load_thresholds(path: Path) -> Thresholds:
 
 def _read(path: Path) -> Any:
     try:
-        if path.stat().st_size > _LARGEST:
+        if path.stat().st_size > _MAX_BYTES:
             raise _refused("is too large", str(path))
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""One path that is still being written: its runs as they are, re-read as little as its format allows.
+"""A path that is still being written: its current runs, re-read as little as its format allows.
 
-A log of lines (text, JSON lines, CSV) is never read twice: each look takes the bytes written since the last one,
-through the reading that finished logs go through. A file that only makes sense as a whole (``trainer_state.json``,
-``.wandb``, event files) and a folder are read again when they change, and a note says so.
+A log of lines (text, JSON lines, CSV) is never read twice: each look reads the bytes written since the last one, with
+the same reader as finished logs. A file that must be read as a whole (``trainer_state.json``, ``.wandb``, event files)
+and a folder are re-read when they change, and a note says so.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from holdfast.errors import UnreadableLogError
 
 __all__ = ["GrowingLog"]
 
-# The first lines of a log may look like another format; up to this size it is recognised again whenever it has doubled.
+# The first lines of a log may look like another format; up to this size its format is detected again whenever it has
+# doubled.
 _SETTLED = 1 << 20
-_MOST_FILES = 5000
+_MAX_FILES = 5000
 
 _State = tuple[tuple[str, int, int, int], ...]
 
 
 class GrowingLog:
-    """A file or folder under a path, looked at again and again.
+    """A file or folder that is read repeatedly while it grows.
 
     Args:
         debugger: reads what cannot be followed line by line.
-        path: the file or folder; it need not be there yet.
-        window: rows held of a file that is followed line by line.
+        path: the file or folder; it need not exist yet.
+        window: number of rows kept of a file that is followed line by line.
     """
 
     def __init__(self, debugger: MLSystemsDebugger, path: Path, window: int) -> None:
@@ -49,7 +50,7 @@ class GrowingLog:
         self._recognised_at = 0
 
     def look(self) -> list[RunLog] | None:
-        """Return every run at the path as it is; None where nothing has changed since the last look.
+        """Return every run at the path, or None if nothing has changed since the last look.
 
         Raises:
             UnreadableLogError: there is no log yet.
@@ -61,7 +62,7 @@ class GrowingLog:
         if self.path.is_dir() or self._debugger.has_own_ingestor(self.path):
             return self._whole("a folder" if self.path.is_dir() else "a log in a plug-in's format")
         if self._reading is not None and self.tail.was_replaced():
-            self.notes.append(f"{self.path}: the file was replaced or cut; it is read from its beginning")
+            self.notes.append(f"{self.path}: the file was replaced or truncated and is read from its beginning")
             self._reading, self._recognised_at = None, 0
         size = state[0][1] if state else 0
         if self._reading is None or (self._recognised_at < _SETTLED and size >= 2 * self._recognised_at):
@@ -71,7 +72,7 @@ class GrowingLog:
         return self._new_lines()
 
     def _stat(self) -> Iterator[tuple[str, int, int, int]]:
-        files = sorted(self.path.rglob("*"))[:_MOST_FILES] if self.path.is_dir() else [self.path]
+        files = sorted(self.path.rglob("*"))[:_MAX_FILES] if self.path.is_dir() else [self.path]
         for file in files:
             try:
                 status = file.stat()
@@ -80,11 +81,11 @@ class GrowingLog:
             yield str(file), status.st_size, status.st_mtime_ns, status.st_ino
 
     def _recognise(self, size: int) -> str | None:
-        """Choose the format; the name of one that can only be read whole, or None."""
+        """Choose the format; return the name of one that can only be read as a whole, or None."""
         file = LogFile(self.path)
         ranked = rank_formats(file) if size else []
         if not ranked:
-            raise UnreadableLogError("nothing in the log can be read yet", file=str(self.path))
+            raise UnreadableLogError("nothing in the log is readable yet", file=str(self.path))
         form = ranked[0][1]
         if form.name == self._format and self._reading is not None:
             self._recognised_at = size
@@ -102,7 +103,7 @@ class GrowingLog:
         assert reading is not None
         for count, line in enumerate(self.tail.lines(), 1):
             reading.feed(line)
-            if count % (4 * self._window) == 0:  # A long log that is met half-way: thinning has its price too.
+            if count % (4 * self._window) == 0:  # A long log that is opened half-way: thinning has its cost too.
                 reading.thin(2 * self._window)
         self.thinned = reading.thin(2 * self._window) or self.thinned
         return reading.so_far().runs()

@@ -1,7 +1,7 @@
-"""What has been seen of a live run: what was reported, and what happened before the window was thinned.
+"""The memory of a live run: what was reported, and what happened before the window was thinned.
 
-A finding is new when its failure, layer and rank were not reported before, or when it comes back after it was over.
-What has happened has happened, even when the window no longer shows it; a plateau or a divergence may pass.
+A finding is new when its failure, layer and rank were not reported before, or if it recurs after it was over. Events
+are kept even if the window no longer shows them; a plateau or a divergence may pass.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["Memory", "StoredFinding"]
 HAPPENED = frozenset(
     (Failure.NAN, Failure.INF, Failure.SPIKE, Failure.EXPLOSION, Failure.LOSS_SCALE_COLLAPSE, Failure.DESYNC)
 )
-"""Failures that are events: over, they are still part of the run's story."""
+"""Failures that are events: once over, they remain part of the run's history."""
 
 _Key = tuple[str, str | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFinding:
-    """A finding as a saved state holds it: what a report shows of it."""
+    """A finding in a saved state: what a report shows of it."""
 
     failure: str
     title: str
@@ -63,7 +63,7 @@ class StoredFinding:
         )
 
     def finding(self) -> Finding:
-        """Return the finding described."""
+        """Return the described finding."""
         detection = Detection(
             Failure(self.failure, self.title, self.rank, self.advice),
             Severity(self.severity),
@@ -105,7 +105,7 @@ class Memory:
         return tuple(fresh)
 
     def with_past(self, findings: Sequence[Finding], *, thinned: bool) -> tuple[Finding, ...]:
-        """Return the findings, and what happened before and has since been thinned out of the window."""
+        """Return the findings, and earlier events that have since been thinned out of the window."""
         now = {_key(finding.detection): finding for finding in findings}
         past = [finding for key, finding in self._happened.items() if key not in now] if thinned else []
         self._happened |= {key: finding for key, finding in now.items() if finding.detection.failure in HAPPENED}
@@ -123,13 +123,13 @@ class Memory:
         return [(*key, told) for key, told in self._told.items()]
 
     def happened(self) -> list[StoredFinding]:
-        """Return what happened, for a saved state."""
+        """Return the past events, for a saved state."""
         return [StoredFinding.of(finding) for finding in self._happened.values()]
 
     def load(
         self, told: Sequence[tuple[str, str | None, int | None, float]], happened: Sequence[StoredFinding]
     ) -> None:
-        """Remember what a saved state says, and nothing else."""
+        """Restore a saved state, replacing everything else."""
         self._told = {(failure, layer, replica): step for failure, layer, replica, step in told}
         self._happened = {_key(stored.finding().detection): stored.finding() for stored in happened}
 

@@ -1,12 +1,12 @@
-"""The debugger on runs that are still going: fed step by step, or reading logs as they grow.
+"""The debugger on live runs: fed step by step, or reading logs as they grow.
 
-Both ways are one. Rows go into a window whose older half is thinned when it is full, so that the beginning of a long
-run is never forgotten, only remembered more coarsely; the debugger that reads finished logs looks at the window; and
-each finding is reported once. What was seen can be saved, restored and cut back to a step.
+Both work the same way. Rows go into a window whose older half is thinned when it is full, so that the beginning of a
+long run is kept, only more coarsely; the debugger for finished logs examines the window; and each finding is reported
+once. The state can be saved, restored and rolled back to a step.
 
-Fed by a training loop, two kinds of looks are taken. A *glance* at every step costs next to nothing: is a loss no
-longer finite, does a gradient norm climb out of its range? A *look* runs every detector, as often as a fixed time
-budget per step allows: ten times the signals means ten times fewer looks, never a slower step.
+In a training loop there are two kinds of checks. A *glance* at every step costs almost nothing: is a loss no longer
+finite, does a gradient norm climb out of its range? A *look* runs every detector, as often as a fixed time budget per
+step allows: ten times the signals means ten times fewer looks, never a slower step.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from holdfast.versioned import AS_TEXT, Count, Format
 __all__ = ["LIVE_STATE", "OnlineDebugger", "OnlineOptions"]
 
 MIN_POINTS = 4
-"""Points a series must have before detectors look at it."""
+"""Minimum number of points of a series before detectors examine it."""
 MAX_LOOKS_SHARE = 20
-"""A look waits for one new step per this many that were seen: more would find nothing new."""
+"""A look waits for one new step per this many earlier ones: more looks would find nothing new."""
 MIN_NORMS = 5
-"""Gradient norms after which one can be far above their running level …"""
+"""Minimum number of gradient norms before one can be far above their running level …"""
 FAR_ABOVE = 1.6
-"""… namely by this much of its natural logarithm: five times."""
+"""… by this much in its natural logarithm: a factor of five."""
 MAX_LOG = 709.0
-"""Of which the exponential is still finite."""
+"""The largest number whose exponential is finite."""
 _FED = "live"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlineOptions:
-    """How much is remembered and spent.
+    """Limits on memory and time.
 
     Args:
-        window: rows held in full; as many again stand for all that came before them.
-        first_look: how many steps must have been fed before the first look.
-        budget_seconds: time a step may cost on average.
+        window: number of rows kept in full; as many again represent everything before them.
+        first_look: number of steps before the first look.
+        budget_seconds: maximum average time per step.
     """
 
     window: int = 4096
@@ -73,7 +73,7 @@ class OnlineOptions:
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
-    """A saved ``OnlineDebugger``: its window, and what it has told."""
+    """A saved ``OnlineDebugger``: its window, and what it has reported."""
 
     fed: Count
     rows: Annotated[dict[str, Any], AS_TEXT]
@@ -83,20 +83,20 @@ class LiveState:
 
 
 LIVE_STATE = Format("live debugger state", LiveState, version=1)
-"""The format of :meth:`OnlineDebugger.state_dict`."""
+"""The format of ``OnlineDebugger.state_dict``."""
 
 
 class OnlineDebugger:
-    """Watches a run that is still going.
+    """Watches a live run.
 
-    ``update(step, {"loss": 2.1, "grad_norm": 0.4})`` takes one step's numbers and returns what is new: usually nothing.
-    ``look()`` reads what was written to ``paths`` since the last look, and returns a report where anything changed.
+    ``update(step, {"loss": 2.1, "grad_norm": 0.4})`` takes one step's numbers and returns new findings, usually none.
+    ``look()`` reads what was written to ``paths`` since the last look, and returns a report if anything changed.
 
     Args:
-        debugger: reads and diagnoses; holdfast's own detectors by default.
+        debugger: reads and diagnoses; by default with the built-in detectors.
         paths: logs or folders that grow; they need not exist yet.
-        options: how much to remember and to spend.
-        kinds: canonical kinds by signal name, where the name alone does not give it away.
+        options: limits on memory and time.
+        kinds: canonical kinds by signal name, for names that are not recognised.
         clock: the time source of the budget; this thread's CPU time, so that a busy machine does not starve the looks.
 
     Examples:
@@ -138,16 +138,16 @@ class OnlineDebugger:
 
     @property
     def detectors(self) -> tuple[BaseDetector, ...]:
-        """What looks at the series."""
+        """The detectors that examine the series."""
         return self._debugger.detectors
 
     @property
     def norm_bounds(self) -> dict[str, float]:
-        """Gradient norm → above which value it would be looked at now."""
+        """For each gradient norm, the value above which it would be checked now."""
         return {name: level.bound for name, level in self._watched.items() if level is not None}
 
     def update(self, step: float, metrics: Mapping[str, float]) -> tuple[Finding, ...]:
-        """Take one step's numbers; return the findings that are new."""
+        """Take the values of one step; return the new findings."""
         row = dict(metrics)
         self._waiting.append((step, row))
         if row.keys() != self._names:
@@ -169,7 +169,7 @@ class OnlineDebugger:
         return ()
 
     def findings(self, *, config: Mapping[str, Any] | None = None) -> tuple[Finding, ...]:
-        """Return everything that holds of the fed steps, explained: what a report of the log so far would say."""
+        """Return every current finding on the fed steps, with causes: what a report on the log so far would say."""
         return self.report(config=config).findings
 
     def report(self, *, config: Mapping[str, Any] | None = None) -> RunReport:
@@ -180,17 +180,17 @@ class OnlineDebugger:
         return _remembering(self._memories[_FED], run, thinned=self._thinned)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the window of the fed steps and what was told, as JSON can hold it."""
+        """Return the window of the fed steps and what was reported, in JSON-compatible form."""
         self._drain()
         memory = self._memories[_FED]
         state = LiveState(self._fed, self._rows.state(), memory.told(), memory.happened(), self._thinned)
         return LIVE_STATE.to_json(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was called.
+        """Continue where ``state_dict`` was called.
 
         Raises:
-            StateError: it is not such a state.
+            StateError: it is not a live debugger state.
             StateVersionError: it was saved by a newer release.
         """
         saved = LIVE_STATE.from_json(state)
@@ -201,17 +201,17 @@ class OnlineDebugger:
         self._watch_again()
 
     def forget_after(self, step: float) -> None:
-        """Drop the fed steps beyond ``step``, and what was found in them, as after a rollback to it."""
+        """Drop the fed steps after ``step``, and what was found in them, as after a rollback."""
         self._drain()
         self._rows.forget_after(step)
         self._memories[_FED].forget_after(step)
         self._watch_again()
 
     def look(self) -> DebugReport | None:
-        """Diagnose what stands at the paths now; None where nothing has changed since the last look.
+        """Diagnose the current content of the paths, or return None if nothing has changed since the last look.
 
         Raises:
-            UnreadableLogError: none of the paths holds a log yet.
+            UnreadableLogError: none of the paths contains a log yet.
         """
         changed = False
         refused: UnreadableLogError | None = None
@@ -232,7 +232,7 @@ class OnlineDebugger:
         return DebugReport(tuple(run for runs in self._runs.values() for run in runs)) if changed else None
 
     def news(self, report: DebugReport) -> Iterator[str]:
-        """Say how logs are read where that is worth knowing, verdicts that changed, and findings not told before."""
+        """Return notes on how logs are read, verdicts that changed, and findings not reported before."""
         for note in (note for log in self._logs for note in log.notes):
             if note not in self._said:
                 self._said.add(note)
@@ -245,20 +245,20 @@ class OnlineDebugger:
                 yield from _told(finding)
 
     def status(self) -> str:
-        """Return where the followed runs stand, in a few words; empty before the first look."""
+        """Return the state of the followed runs, in a few words; empty before the first look."""
         runs = [run for found in self._runs.values() for run in found]
         return "; ".join(f"step {number(_last_step(run))}: {VERDICTS[run.verdict]}" for run in runs[:4])
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read so far of the logs that are followed line by line."""
+        """The number of bytes read so far of logs that are followed line by line."""
         return sum(log.tail.bytes_read for log in self._logs)
 
     def _memory(self, run: str) -> Memory:
         return self._memories.setdefault(run, Memory())
 
     def _discover(self, row: Mapping[str, float]) -> None:
-        """Watch the losses and the gradient norms among names that are new."""
+        """Watch the losses and gradient norms among new names."""
         self._names = row.keys()
         for name in row:
             meaning = meaning_of(name)
@@ -270,7 +270,7 @@ class OnlineDebugger:
         self._next_look = max(self._next_look, self.options.first_look)
 
     def _watch_again(self) -> None:
-        """Learn the running levels from the window, as if it had been fed."""
+        """Recompute the running levels from the window, as if it had been fed."""
         self._names, self._watched = (), {}
         signals = self._rows.reading(kinds=self._kinds, divide=False).signals
         self._discover({signal.name: 0.0 for signal in signals})
@@ -281,14 +281,14 @@ class OnlineDebugger:
         self._next_look = self._fed + self.options.first_look
 
     def _drain(self) -> None:
-        """Hand the rows taken since the last look to the window."""
+        """Move the rows taken since the last look to the window."""
         for step, row in self._waiting:
             self._rows.add(step, row)
         self._waiting.clear()
         self._thinned = thin(self._rows, 2 * self.options.window) or self._thinned
 
     def _glance(self, name: str) -> tuple[Finding, ...]:
-        """Ask only the detectors that know about it: something looks wrong right now."""
+        """Run only the relevant detectors: something looks wrong right now."""
         self._drain()
         wanted = {"nan", "inf"} if self._watched[name] is None else {"explosion"}
         signals = self._rows.reading(kinds=self._kinds, divide=False).signals
@@ -300,7 +300,7 @@ class OnlineDebugger:
         findings = self.report().findings
         self.looks += 1
         spent = self._clock() - started
-        # The next look comes when this one has been paid for, and never after fewer points than make a difference.
+        # The next look comes once this one is within the budget, and never with too few new points to matter.
         budget = math.ceil(spent / self.options.budget_seconds)
         self._next_look = self._fed + max(self.options.first_look, budget, self._fed // MAX_LOOKS_SHARE)
         return findings
@@ -316,13 +316,13 @@ class _Level:
 
     @property
     def bound(self) -> float:
-        """The norm above which it is far above its running level."""
+        """The norm that is far above its running level."""
         if self.seen < MIN_NORMS or math.isnan(self.log_level):
             return math.inf
         return math.exp(min(self.log_level + FAR_ABOVE, MAX_LOG))
 
     def climbs(self, value: float) -> bool:
-        """Return whether the norm is far above its running level and still rising; keeps that level."""
+        """Return whether the norm is far above its running level and still rising; update that level."""
         self.seen += 1
         if not value > 0.0 or value == math.inf:
             return False
@@ -333,13 +333,13 @@ class _Level:
         if math.isnan(level):
             self.log_level = log
             return False
-        # The level follows slowly, and slower still what lies outside: an explosion must not drag it along.
+        # The level follows slowly, and outliers even more slowly: an explosion must not drag it along.
         self.log_level = level + (0.05 if log < level + 1.0 else 0.005) * (log - level)
         return rising and log > level + FAR_ABOVE and self.seen > MIN_NORMS
 
 
 def _remembering(memory: Memory, run: RunReport, *, thinned: bool) -> RunReport:
-    """Return the report with what happened before and has since been thinned out of the window."""
+    """Return the report, with earlier events that have since been thinned out of the window."""
     findings = memory.with_past(run.findings, thinned=thinned)
     if len(findings) == len(run.findings):
         return run

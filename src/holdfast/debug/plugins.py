@@ -1,4 +1,4 @@
-"""Plug-ins found by entry point: a package that declares one in the group ``holdfast.debug`` is used once installed."""
+"""Plug-ins discovered by entry point: installing a package with one in the group ``holdfast.debug`` enables it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Plugin = BaseIngestor | BaseSignalExtractor | BaseDetector
 
 
 def load_plugins() -> tuple[list[Plugin], list[str]]:
-    """Load every plug-in, with a note about each that does not load. An entry point names a class or a factory."""
+    """Load every plug-in, with a note about each that fails to load. An entry point names a class or a factory."""
     found: list[Plugin] = []
     notes: list[str] = []
     for entry in entry_points(group=GROUP):
@@ -31,8 +31,8 @@ def _load(entry: Any) -> tuple[Plugin | None, str]:
         part = entry.load()
         if not isinstance(part, Plugin):
             part = part()
-    except Exception as error:  # Someone else's code: whatever it raises must not stop a diagnosis.
+    except Exception as error:  # Third-party code: nothing it raises may stop a diagnosis.
         return None, f"{type(error).__name__}: {error}"
     if not isinstance(part, Plugin):
-        return None, f"it gives a {type(part).__name__}, neither ingestor, extractor nor detector"
+        return None, f"it is a {type(part).__name__}, not an ingestor, extractor or detector"
     return part, ""

@@ -1,10 +1,10 @@
-"""Refits thresholds and confidences on labelled runs, without letting them wander far.
+"""Refits thresholds and confidences on labelled runs, without letting them drift far.
 
-Thresholds are searched one at a time over a few multiples of their present value; a change must lower the cost on the
-labelled runs, and of equal ones the smallest change wins. Only the detector that changed looks again; then come the
-thresholds all detectors share, for which all look again. Those of attribution follow, where enough runs have a known
-cause. Those of the verdict and of comparisons are reached by hand only: labels say nothing of *cannot tell*.
-Confidences are refitted after that, through a calibration table.
+Thresholds are searched one at a time over a few multiples of their current value; a change must lower the cost on the
+labelled runs, and of equal ones the smallest change wins. Only the changed detector is run again; then come the
+thresholds that all detectors share, for which all are run again. Those of attribution follow, if enough runs have a
+known cause. Those of the verdict and of comparisons can only be set by hand: labels say nothing about *cannot tell*.
+Finally, confidences are refitted with a calibration table.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from holdfast.debug.types import DetectionResult
 __all__ = ["Refit", "refit"]
 
 MULTIPLES = (0.7, 1.4, 0.5, 2.0)
-"""The multiples of its present value that are tried for a threshold, the smaller changes first."""
+"""The multiples of a threshold's current value that are tried, smaller changes first."""
 MIN_CLAIMS = 20
-"""Fewer claims than this fit no table worth having."""
+"""Minimum number of claims to fit a table."""
 MIN_GAIN = 1e-9
-"""A change must lower the cost by more than rounding does."""
+"""Minimum decrease of the cost: more than rounding."""
 
 Thresholds = Mapping[str, Mapping[str, float]]
 Looks = list[dict[str, DetectionResult]]
@@ -35,7 +35,7 @@ Looks = list[dict[str, DetectionResult]]
 
 @dataclass(frozen=True, slots=True)
 class Refit:
-    """What came out: thresholds, calibration, and the scores before and after."""
+    """The result: thresholds, calibration, and the scores before and after."""
 
     thresholds: dict[str, dict[str, float]]
     calibration: Calibration
@@ -48,8 +48,8 @@ def refit(runs: Sequence[LabelledRun], *, start: Thresholds | None = None, searc
 
     Args:
         runs: labelled runs; the more and the more varied, the better.
-        start: thresholds to begin from, the defaults otherwise.
-        search: whether to look for better thresholds, or only to calibrate.
+        start: thresholds to start from; by default the built-in ones.
+        search: whether to search for better thresholds, or only calibrate.
     """
     chosen = whole_names(start or {})
     before = best = _score(runs, chosen)
@@ -71,7 +71,7 @@ def refit(runs: Sequence[LabelledRun], *, start: Thresholds | None = None, searc
 def _search(
     runs: Sequence[LabelledRun], name: str, chosen: dict[str, dict[str, float]], looks: Looks
 ) -> tuple[dict[str, dict[str, float]], Looks]:
-    """Try every threshold of one detector; what the others saw stays as it is."""
+    """Try every threshold of one detector, with the results of the others unchanged."""
     cost = cost_of(runs, looks)
     for option, value in thresholds_of(detector_types()[name]()).items():
         present = chosen.get(name, {}).get(option, value)
@@ -88,7 +88,7 @@ def _search(
 def _search_shared(
     runs: Sequence[LabelledRun], chosen: dict[str, dict[str, float]], looks: Looks
 ) -> tuple[dict[str, dict[str, float]], Looks]:
-    """Try every threshold that all detectors share, where they are still wrong."""
+    """Try every threshold that all detectors share, if they are still wrong."""
     cost = cost_of(runs, looks)
     for name in (SELECT, SHAPE):
         for option, value in thresholds_of(Tuning().rules[name]).items():
@@ -106,7 +106,7 @@ def _search_shared(
 def _search_causes(
     runs: Sequence[LabelledRun], chosen: dict[str, dict[str, float]], looks: Looks
 ) -> dict[str, dict[str, float]]:
-    """Try every threshold of attribution on the runs whose cause is known; what the detectors saw stays as it is."""
+    """Try every threshold of attribution on the runs with a known cause, with the detections unchanged."""
     known = [(run, seen) for run, seen in zip(runs, looks, strict=True) if run.label.cause is not None]
     if len(known) < MIN_CLAIMS:
         return chosen
@@ -138,7 +138,7 @@ def _table(claims: Sequence[tuple[float, bool]]) -> tuple[tuple[float, float], .
 
 
 def _troubled(score: Score) -> list[str]:
-    """Return the detectors that were wrong, the worst first; there is no reason to touch the others."""
+    """Return the detectors that were wrong, worst first; there is no reason to change the others."""
     wrong = {name: tally.false_positives * 3 + tally.false_negatives for name, tally in score.tallies.items()}
     known = detector_types()
     return sorted((name for name, count in wrong.items() if count and name in known), key=lambda name: -wrong[name])

@@ -1,4 +1,4 @@
-"""Which detector gets which signals: decided once for each set of kinds, then looked up."""
+"""Which detector gets which signals: decided once per set of kinds, then cached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.debug.types import Signal
 __all__ = ["Router"]
 
 OTHER = "other"
-"""Under this kind a detector asks for series whose meaning is not known."""
+"""The kind under which a detector asks for series of unknown meaning."""
 
 
 class Router:
@@ -23,11 +23,11 @@ class Router:
 
     @property
     def cached_routes(self) -> int:
-        """How many sets of kinds have been seen so far."""
+        """The number of sets of kinds seen so far."""
         return len(self._routes)
 
     def route(self, signals: Sequence[Signal]) -> list[tuple[BaseDetector, tuple[Signal, ...]]]:
-        """Return each detector with something to read, and what it reads, in the order of the run's signals."""
+        """Return each detector that has something to read, with its signals, in the order of the run's signals."""
         by_kind: dict[str, list[tuple[int, Signal]]] = {}
         for place, signal in enumerate(signals):
             by_kind.setdefault(signal.kind or OTHER, []).append((place, signal))
@@ -35,7 +35,7 @@ class Router:
         routes = self._routes.get(present)
         if routes is None:
             matched = ((detector, required & present) for detector, required in self._required)
-            # One that asks for no signals reads events alone.
+            # A detector that asks for no signals reads only events.
             routes = self._routes[present] = tuple(
                 (detector, kinds) for detector, kinds in matched if kinds or detector in self._always
             )

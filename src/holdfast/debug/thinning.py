@@ -1,8 +1,8 @@
-"""Remembering a run of any length in bounded memory: the newest rows in full, the rest evenly spread.
+"""Keeps a run of any length in bounded memory: the newest rows in full, the rest evenly spread.
 
-Dropping every second row of the older half, again and again, would forget the beginning: what is oldest is halved
-every time. Here the rows that stay are those nearest to evenly spaced places over all that came before, so that the
-older half is always the whole story, only coarser. Rows with a value that is not finite stay.
+Repeatedly dropping every second row of the older half would lose the beginning, because the oldest rows are halved
+every time. Here the rows nearest to evenly spaced points over the whole past are kept, so that the older half always
+covers all of it, only more coarsely. Rows with a non-finite value are kept.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ __all__ = ["Held", "thin"]
 Rows = NDArray[np.int64]
 
 MAX_PRECIOUS_SHARE = 4
-"""Rows that must stay do so unless they are more than one in this many: then they are the rule, and thinned too."""
+"""Rows that must be kept are, unless they are more than one in this many: then they are common, and thinned too."""
 MAX_KINDS_SHARE = 4
-"""Where there are more kinds of rows than one per this many rows, hardly two are alike: kinds say nothing."""
+"""If there are more kinds of rows than one per this many rows, kinds are meaningless."""
 
 
 class Held(Protocol):
-    """Rows that are held, and can be held more coarsely."""
+    """Stored rows that can be thinned."""
 
     def __len__(self) -> int:
-        """Return how many rows are held."""
+        """Return the number of stored rows."""
         ...
 
     def origins(self) -> Rows:
-        """Return, for each row held, which row of the log it was."""
+        """Return the row of the log that each stored row was."""
         ...
 
     def fields(self) -> Sequence[Rows]:
-        """Return, for each field, the rows it is in."""
+        """Return the rows that contain each field."""
         ...
 
     def odd(self) -> Rows:
-        """Return the rows with a value that is not finite."""
+        """Return the rows with a non-finite value."""
         ...
 
     def keep(self, rows: Rows) -> None:
-        """Hold these rows only, renumbered."""
+        """Keep only these rows, renumbered."""
         ...
 
 
 def thin(held: Held, most: int) -> bool:
-    """Hold the older rows more coarsely until no more than ``most`` are held; whether any went."""
+    """Thin the older rows until at most ``most`` are kept; return whether any were dropped."""
     before = len(held)
     while len(held) > most:
         held.keep(_kept(held.origins(), held.fields(), held.odd()))
@@ -56,9 +56,9 @@ def thin(held: Held, most: int) -> bool:
 
 
 def _kept(origins: Rows, fields: Sequence[Rows], precious: Rows) -> Rows:
-    """Return the rows that outlive one thinning: the newer half, and half of the older one.
+    """Return the rows that survive one thinning: the newer half, and half of the older one.
 
-    Rows with the same fields are of one kind (training, evaluation), and each kind is thinned by itself.
+    Rows with the same fields are of one kind (training, evaluation), and each kind is thinned separately.
     """
     count, old = len(origins), len(origins) // 2
     kinds = np.zeros(count, dtype=np.uint64)
@@ -79,7 +79,7 @@ def _kept(origins: Rows, fields: Sequence[Rows], precious: Rows) -> Rows:
 
 
 def _spread(places: NDArray[np.float64], most: int) -> Rows:
-    """Return which places stay, so that at most ``most`` do: the first, the last, and evenly in between."""
+    """Return at most ``most`` indices: the first, the last, and evenly spaced ones in between."""
     if len(places) <= most:
         return np.arange(len(places))
     wanted = np.linspace(float(places[0]), float(places[-1]), max(2, most))

@@ -1,8 +1,8 @@
 """Thresholds by name: how those of a rule are listed and changed, however deeply rules are nested.
 
 A rule is a frozen dataclass whose fields are numbers, each with its reason, or other rules. A threshold of a nested
-rule is called ``rule.threshold``; its bare name means the first one of that name. A :class:`SharedRule` is one that
-many rules hold and all must agree on: it is changed in all of them at once, under a name of its own.
+rule is called ``rule.threshold``; a bare name means the first threshold of that name. A ``SharedRule`` is
+contained in many rules and must be the same in all: it is changed in all of them at once, under its own name.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Rule = TypeVar("Rule")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRule:
-    """A rule that others hold, with the same thresholds in all of them."""
+    """A rule contained in others, with the same thresholds in all of them."""
 
 
 def thresholds_of(rule: Any) -> dict[str, Any]:
-    """Return the thresholds a rule runs with, by name; those of a rule inside it as ``rule.threshold``."""
+    """Return the thresholds of a rule by name; those of a nested rule as ``rule.threshold``."""
     return dict(_flattened(rule, ""))
 
 
 def whole_name(rule: Any, option: str, *, owner: str) -> str:
-    """Return the name of a threshold with its rule, from that name or from the bare one.
+    """Return the full name of a threshold, given its full or bare name.
 
     Raises:
         ConfigError: unknown threshold.
@@ -56,7 +56,7 @@ def with_thresholds(rule: Rule, options: Mapping[str, float], *, owner: str) -> 
 
 
 def with_shared(rule: Rule, *shared: SharedRule) -> Rule:
-    """Return the same rule with these shared rules wherever it, or a rule inside it, holds one of their types."""
+    """Return the same rule with these shared rules wherever it, or a nested rule, contains one of their types."""
     changed: dict[str, Any] = {}
     for field in fields(rule):  # type: ignore[arg-type]  # a dataclass, though the base of all detectors cannot say so
         value = getattr(rule, field.name)

@@ -1,9 +1,8 @@
-"""Everything that decides, with its thresholds: the detectors, how causes are ranked, and what *healthy* takes.
+"""Everything that can be tuned: the thresholds of the detectors, of the ranking of causes, and of the verdict.
 
-``--thresholds``, ``MLSystemsDebugger(thresholds=…)`` and ``holdfast calibrate`` all reach what is here, and there is
-nothing else to reach. Detectors go by their names; beside them are ``attribution``, ``verdict``, ``compare``, and what
-all of these share: ``select`` (which series a question is about) and ``shape`` (a series' level and noise);
-``reading`` says how a log is read.
+``--thresholds``, ``MLSystemsDebugger(thresholds=…)`` and ``holdfast calibrate`` all use these names. Detectors have
+their own names; others are ``attribution``, ``verdict``, ``compare``, and the shared rules ``select`` (which series are
+used) and ``shape`` (the level and noise of a series); ``reading`` is how a log is read.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from holdfast.debug.verdict import VerdictRule
 __all__ = ["ATTRIBUTION", "COMPARE", "READING", "SELECT", "SHAPE", "VERDICT", "Tuning", "whole_names"]
 
 ATTRIBUTION = "attribution"
-"""The name under which a set of thresholds holds those of attribution."""
+"""The name of the thresholds of attribution."""
 VERDICT = "verdict"
-"""The name under which it holds those of the verdict."""
+"""The name of the thresholds of the verdict."""
 COMPARE = "compare"
-"""The name under which it holds those of the comparison with a healthy run."""
+"""The name of the thresholds of the comparison with a healthy run."""
 SELECT = "select"
-"""The name of the shared rule that says which of a run's series a question is about."""
+"""The name of the shared rule that selects series."""
 SHAPE = "shape"
-"""The name of the shared rule that reduces a series to its level and its noise."""
+"""The name of the shared rule that reduces a series to its level and noise."""
 
 READING = "reading"
-"""The name under which it holds the rules and bounds of reading: where runs part, what ends a job, what a row is."""
+"""The name of the rules and limits of reading: where runs are separated, what ends a job, what a row is."""
 
 Thresholds = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """The rules a debugger runs with."""
+    """The rules of a debugger."""
 
     detectors: tuple[BaseDetector, ...] = field(default_factory=default_detectors)
     attribution: AttributionRule = field(default_factory=AttributionRule)
@@ -83,17 +82,17 @@ class Tuning:
 
     @property
     def rules(self) -> dict[str, Any]:
-        """Every rule by the name a set of thresholds has for it."""
+        """Every rule by its name."""
         beside = (ATTRIBUTION, VERDICT, COMPARE, SELECT, SHAPE, READING)
         return {one.name: one for one in self.detectors} | {name: getattr(self, name) for name in beside}
 
     def thresholds(self) -> dict[str, dict[str, float]]:
-        """Return every threshold by its whole name, as :meth:`of` takes them."""
+        """Return every threshold by its full name, as accepted by ``of``."""
         return {name: thresholds_of(rule) for name, rule in self.rules.items()}
 
 
 def whole_names(thresholds: Thresholds) -> dict[str, dict[str, float]]:
-    """Return the same thresholds, each by its whole name.
+    """Return the same thresholds, each by its full name.
 
     Raises:
         ConfigError: unknown detector or threshold.

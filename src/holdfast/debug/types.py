@@ -1,7 +1,7 @@
-"""The nouns of the debugger: what every layer hands to the next.
+"""The types that the layers of the debugger pass to each other.
 
-``Signal`` (a named series) → ``Detection`` (what was seen) → ``AttributionHypothesis`` (why it happened) →
-``Finding`` (both) → ``RunReport`` (one run) → ``DebugReport`` (all of them).
+``Signal`` (a named series) → ``Detection`` (what was found) → ``AttributionHypothesis`` (why it happened) → ``Finding``
+(both) → ``RunReport`` (one run) → ``DebugReport`` (all of them).
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ __all__ = [
 ]
 
 DEFAULT_RANK = 1000
-"""The rank of a failure that names none: every known failure names a story before it."""
+"""The rank of a failure without one: every known failure names a story before it."""
 
 LOSS_LIKE = frozenset(("loss", "eval_loss", "perplexity", "metric", "reward"))
-"""Kinds of series that show whether a run gets better."""
+"""Kinds of series that show whether a run improves."""
 
 RUN_FOLDER = "holdfast-run"
-"""The format of a folder that holdfast's own run wrote: its samples can be found again."""
+"""The format of a folder written by a holdfast run: its samples can be found again."""
 
 _FAILURE_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A kind of failure: its name, and what every report says of it. The set is open.
+    """A kind of failure: its name, and what reports say about it. The set is open.
 
-    Two are equal when their names are. The known ones are constants (``Failure.NAN``); a
-    detector of your own names its own: ``Failure("stuck_policy", title="Policy is stuck", rank=45, advice="…")``.
+    Two failures are equal if their names are. The known ones are constants (``Failure.NAN``); your own detector defines
+    its own: ``Failure("stuck_policy", title="Policy is stuck", rank=45, advice="…")``.
 
     Args:
-        name: lower-case words joined by underscores; the word of the JSON report.
-        title: what a person calls it; the name in words where none is given.
-        rank: of two failures as severe as each other in one story, the one of the lower rank names it.
-        advice: what to do about it where no cause is known.
+        name: lower-case words joined by underscores, as in the JSON report.
+        title: the human-readable name; by default derived from ``name``.
+        rank: of two equally severe failures in one story, the one with the lower rank names it.
+        advice: what to do about it if no cause is known.
 
     Raises:
         ConfigError: the name is not of that form.
@@ -110,14 +110,14 @@ Failure.VANISHING = Failure(
     "vanishing", "Vanishing gradients", 50, "Check the initialisation, the normalisation and the learning rate."
 )
 Failure.DESYNC = Failure("desync", "Replicas out of sync", 60, "Compare the ranks' seeds, data and updates.")
-Failure.HANG = Failure("hang", "Hung collective", 65, "Look at the rank that did not arrive.")
+Failure.HANG = Failure("hang", "Hung collective", 65, "Check the rank that did not arrive.")
 Failure.PLATEAU = Failure(
     "plateau", "Plateau: not learning", 70, "Check that every parameter gets gradients and the labels fit the inputs."
 )
 Failure.DEAD_LAYER = Failure("dead_layer", "Dead layer", 80, "Check the layer's initialisation and learning rate.")
-Failure.SPIKE = Failure("spike", "Loss spike", 90, "Look at the batches of these steps.")
+Failure.SPIKE = Failure("spike", "Loss spike", 90, "Inspect the batches of these steps.")
 Failure.OVERFITTING = Failure("overfitting", "Overfitting", 100, "Keep the best checkpoint, or regularise.")
-Failure.STRAGGLER = Failure("straggler", "Slow rank", 110, "Look at the slow rank's host.")
+Failure.STRAGGLER = Failure("straggler", "Slow rank", 110, "Check the slow rank's host.")
 Failure.SKEW = Failure("skew", "Train/serve skew", 120, "Compare the preprocessing of both sides.")
 Failure.DATA_STARVATION = Failure(
     "data_starvation", "Starved for data", 130, "Give the loader more workers, or move the data closer."
@@ -133,7 +133,7 @@ class Severity(str, Enum):
 
 
 class Verdict(str, Enum):
-    """What is said of a whole run. ``unknown`` means there was too little in the log to tell."""
+    """The verdict on a whole run. ``unknown`` means that the log contains too little to tell."""
 
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
@@ -166,10 +166,10 @@ class Coverage:
     """How much of a log was understood.
 
     Args:
-        lines: lines in the log.
-        training_lines: lines that look like training: a step or an epoch beside numbers with names.
-        read_lines: those of them that gave at least one value to a series.
-        unread_at_end: lines that look like training after the last one that was read.
+        lines: number of lines in the log.
+        training_lines: number of lines that look like training: a step or an epoch with named numbers.
+        read_lines: number of those that gave at least one value to a series.
+        unread_at_end: number of lines that look like training after the last one that was read.
     """
 
     lines: int
@@ -179,7 +179,7 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """The share of the lines that look like training that were read; 1 where none looks like it."""
+        """The fraction of the lines that look like training that was read; 1 if there are none."""
         return self.read_lines / self.training_lines if self.training_lines else 1.0
 
 
@@ -188,10 +188,10 @@ class Part:
     """Which of several runs in one file a report is about.
 
     Args:
-        number: counted from 1, in the order of the file.
-        total: how many runs the file holds.
-        first_line: where the run begins in the file, from 1, where lines are known.
-        last_line: where it ends.
+        number: counted from 1, in file order.
+        total: number of runs in the file.
+        first_line: the line at which the run begins, from 1, if known.
+        last_line: the line at which it ends.
     """
 
     number: int
@@ -204,11 +204,11 @@ class Part:
 class Signal:
     """A named series over steps. The arrays are referenced, never copied.
 
-    ``steps`` are float64 so that fractional epochs fit; ``values`` are float64 with real NaN and Inf kept.
-    ``metadata`` may hold ``kind`` (``"loss"``, ``"eval_loss"``, ``"grad_norm"``, ``"lr"``, ``"loss_scale"``, …: the
-    canonical meaning of a framework's own name), ``missing_steps`` (rows in which this field was absent although its
-    neighbours were there), ``not_collected`` (a reason, when zeros or placeholder strings mean "no value") and
-    whatever else an ingestor knows.
+    ``steps`` are float64 so that fractional epochs fit; ``values`` are float64 with real NaN and Inf kept. ``metadata``
+    may contain ``kind`` (``"loss"``, ``"eval_loss"``, ``"grad_norm"``, ``"lr"``, ``"loss_scale"``, …: the canonical
+    meaning of a framework's name), ``missing_steps`` (rows in which this field was absent although its neighbours were
+    there), ``not_collected`` (a reason, if zeros or placeholder strings mean "no value") and anything else that an
+    ingestor knows.
     """
 
     name: str
@@ -220,7 +220,7 @@ class Signal:
 
     @property
     def kind(self) -> str | None:
-        """The canonical meaning of the signal, or None where it has none."""
+        """The canonical meaning of the signal, or None."""
         kind = self.metadata.get("kind")
         return kind if isinstance(kind, str) else None
 
@@ -236,14 +236,15 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a detector tells attribution besides its evidence: each kind of detection has a subclass of its own."""
+    """What a detector passes to attribution besides its evidence: each kind of detection has its own subclass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """One failure seen by one detector, with where and how sure.
+    """One failure found by one detector, with its location and confidence.
 
-    ``first_step`` is the onset: where the series left its noise. ``certain_step`` is where it could no longer be noise.
+    ``first_step`` is the onset: where the series left its noise. ``certain_step`` is where it could no longer be
+    noise.
     """
 
     failure: Failure
@@ -261,7 +262,7 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class DetectionResult:
-    """What one detector says of one window of signals: nothing, or one or more detections."""
+    """The result of one detector on one window of signals: any number of detections."""
 
     detector: str
     detections: tuple[Detection, ...] = ()
@@ -274,21 +275,21 @@ class DetectionResult:
 
 @dataclass(frozen=True, slots=True)
 class DetectionContext:
-    """What a detector may know besides its signals: the run's configuration and events, and whether it is live."""
+    """What a detector may use besides its signals: the run's configuration and events, and whether it is live."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     events: tuple[Mapping[str, Any], ...] = ()
     world_size: int | None = None
     live: bool = False
     last_step: float | None = None
-    """The last step that any series of the run reached, for detectors that are handed no series."""
+    """The last step that any series of the run reached, for detectors that get no series."""
     source: str = ""
-    """The name of the file that the run was read from, without its ending; empty where there is none."""
+    """The name of the file from which the run was read, without its extension; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttributionHypothesis:
-    """One possible cause of a finding, with how likely it is and what to do about it."""
+    """One possible cause of a finding, with its likelihood and what to do about it."""
 
     cause: str
     confidence: float
@@ -310,8 +311,8 @@ class Finding:
 class RunReport:
     """The verdict on one run, its findings worst first, and what was read.
 
-    ``reason`` is set exactly where the verdict is ``unknown``; ``part`` where the file holds several runs; ``coverage``
-    where the log is text.
+    ``reason`` is set exactly if the verdict is ``unknown``; ``part`` if the file contains several runs; ``coverage`` if
+    the log is text.
     """
 
     path: str
@@ -327,27 +328,27 @@ class RunReport:
 
     @property
     def is_false_start(self) -> bool:
-        """Whether this is one of several runs of a file, with too few points to be judged."""
+        """Whether this is one of several runs in a file, with too few points to be judged."""
         few = self.reason is not None and self.reason.code is ReasonCode.TOO_FEW_POINTS
         return few and self.part is not None
 
     @property
     def title(self) -> str:
-        """The path, and which of its runs this is where it holds several."""
+        """The path, and which of its runs this is if there are several."""
         return self.path if self.part is None else f"{self.path} (run {self.part.number} of {self.part.total})"
 
 
 @dataclass(frozen=True, slots=True)
 class DebugReport:
-    """The verdicts on every run that was looked at."""
+    """The verdicts on every run."""
 
     runs: tuple[RunReport, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of any run; unknown only when nothing is known to be unhealthy.
+        """The worst verdict of any run; unknown only if nothing is known to be unhealthy.
 
-        Starts of a few rows that were given up do not count beside a run of the same file that can be judged.
+        Abandoned starts of a few rows do not count if a run of the same file can be judged.
         """
         judged = {run.path for run in self.runs if run.verdict is Verdict.HEALTHY and run.part is not None}
         verdicts = {run.verdict for run in self.runs if not (run.is_false_start and run.path in judged)}

@@ -1,7 +1,7 @@
-"""What is said of a whole run. *Healthy* is earned; what is not earned is *cannot tell*, with what is missing.
+"""The verdict on a whole run. *Healthy* must be proven; otherwise the verdict is *cannot tell*, with what is missing.
 
-Earned means: a loss-like series, enough of it, that got better and did not end worse than it began, read from most of
-the lines that look like training, up to the last of them.
+Proof is a loss-like series with enough points that improved and did not end worse than it began, read from most of the
+lines that look like training, up to the last of them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from holdfast.debug.detectors.divergence import DivergenceFacts, DivergenceShape
 from holdfast.debug.detectors.steps.held_out import HeldOutRule
 from holdfast.debug.detectors.steps.progress import ProgressRule, count_of
 from holdfast.debug.detectors.steps.reward import RewardRule
@@ -22,31 +23,31 @@ __all__ = ["VerdictRule"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictRule:
-    """What *healthy* takes."""
+    """What counts as *healthy*."""
 
     minimum_points: int = 8
-    """Points from which a series speaks for itself: below, ups and downs of single points decide."""
+    """Minimum number of points of a series: with fewer, single points decide."""
     minimum_points_improving: int = 6
-    """Points from which a series speaks that only gets better: what falls for three rows may do anything after."""
+    """Minimum number of points of a series that only improves: one that falls for three rows may do anything after."""
     minimum_read: float = 0.5
-    """Of the lines that look like training, the share that must have been read."""
+    """Minimum fraction of the lines that look like training that must have been read."""
     unread_lines: int = 5
-    """Unread lines that look like training below this number may be summaries."""
+    """Fewer unread lines that look like training than this may be summaries."""
     unread_tail: float = 0.2
-    """The share of the lines that look like training that may be unread at the end of the file."""
+    """Maximum fraction of the lines that look like training that may be unread at the end of the file."""
     lost_evaluations: int = 3
-    """Evaluations from which a held-out loss that a text prints as NaN each time leaves the run unproven."""
+    """Minimum number of evaluations in which a printed held-out loss is NaN for the run to be unproven."""
     zero_metrics: int = 2
-    """So many metrics that are exactly 0 in every row, and none that is not, say that nothing was measured or nothing
-    learned; one alone may not fit the task, as an accuracy does not fit a regression."""
+    """If at least this many metrics are exactly 0 in every row, and no other is not, nothing was measured or learned; a
+    single one may not fit the task, such as an accuracy for a regression."""
     progress: ProgressRule = field(default_factory=ProgressRule)
-    """When a series gets better."""
+    """When a series improves."""
     score: ScoreRule = field(default_factory=ScoreRule)
-    """When a score says that nothing was learnt of the task, however far the loss fell."""
+    """When a score shows that the task was not learnt, however far the loss fell."""
     held_out: HeldOutRule = field(default_factory=HeldOutRule)
-    """When what was held out speaks against a run whose training loss falls."""
+    """When held-out series contradict a falling training loss."""
     reward: RewardRule = field(default_factory=RewardRule)
-    """When an agent gets better."""
+    """When an agent improves."""
 
     def judge(
         self, findings: Sequence[Finding], signals: Sequence[Signal], coverage: Coverage | None = None
@@ -56,18 +57,18 @@ class VerdictRule:
             return Verdict.UNHEALTHY, None
         unread = None if coverage is None else self._unread(coverage)
         lost = None if coverage is None else self._never_a_number(signals)
-        reason = self._missing(signals) or unread or lost or self._unproven(signals)
+        reason = self._missing(signals) or unread or lost or self._unproven(signals) or _swinging(findings)
         return (Verdict.HEALTHY, None) if reason is None else (Verdict.UNKNOWN, reason)
 
     def _missing(self, signals: Sequence[Signal]) -> Reason | None:
-        """Return what is missing before anything can be said."""
+        """Return what is missing for any verdict."""
         like = [signal for signal in signals if signal.kind in LOSS_LIKE]
         if not like:
             kinds = {signal.kind for signal in signals}
             what = "; the parameter hashes show nothing wrong" if "param_hash" in kinds else ""
             what = "; the collectives show nothing wrong" if "collective" in kinds else what
             trials = [signal.name for signal in signals if "trials" in signal.metadata]
-            what = f": {trials[0]!r} is of trials, each of them a run of its own" if trials else what
+            what = f": {trials[0]!r} belongs to trials, each of them a separate run" if trials else what
             return Reason(ReasonCode.NO_LOSS, f"no loss found{what}")
         if all("unnamed" in signal.metadata for signal in like):
             text = f"{len(like)} columns without names: it is unknown which of them should fall or rise"
@@ -75,7 +76,7 @@ class VerdictRule:
         losses = [signal for signal in like if signal.kind == "loss"] or like
         empty = [signal for signal in losses if "not_collected" in signal.metadata]
         rewarded = any(signal.kind == "reward" and "not_collected" not in signal.metadata for signal in like)
-        if len(empty) == len(losses) and not rewarded:  # GRPO's loss is 0 by its definition; its reward tells.
+        if len(empty) == len(losses) and not rewarded:  # GRPO's loss is 0 by definition; its reward shows progress.
             why = empty[0].metadata["not_collected"]
             return Reason(ReasonCode.NOT_COLLECTED, f"{empty[0].name!r} was not collected ({why})")
         points = max((count_of(signal) for signal in _usable(signals)), default=0)
@@ -84,9 +85,9 @@ class VerdictRule:
         return None
 
     def _never_a_number(self, signals: Sequence[Signal]) -> Reason | None:
-        """Return the reason where a text prints a held-out loss again and again and it is NaN each time.
+        """Return the reason if a text repeatedly prints a held-out loss that is NaN each time.
 
-        In a table that may be a column nobody filled; who prints a number has computed it.
+        In a table it may be an unused column; a printed number was computed.
         """
         held_out = [signal for signal in signals if signal.kind == "eval_loss" and len(signal.values)]
         if not held_out or any(np.isfinite(signal.values).any() for signal in held_out):
@@ -97,7 +98,7 @@ class VerdictRule:
         return Reason(ReasonCode.NOT_COLLECTED, f"{held_out[0].name!r} is NaN at each of {points} evaluations")
 
     def _unread(self, coverage: Coverage) -> Reason | None:
-        """Return the reason where the reading covers too little of the text."""
+        """Return the reason if too little of the text was read."""
         unread = coverage.training_lines - coverage.read_lines
         if unread < self.unread_lines:
             return None
@@ -110,7 +111,7 @@ class VerdictRule:
         return None
 
     def _unproven(self, signals: Sequence[Signal]) -> Reason | None:
-        """Return the reason where no series shows that the run learned, or at least did not get worse."""
+        """Return the reason if no series shows that the run learned, or at least did not get worse."""
         usable = [signal for signal in _usable(signals) if count_of(signal) >= self.minimum_points_improving]
         long = [signal for signal in usable if count_of(signal) >= self.minimum_points]
         if not long:
@@ -121,7 +122,7 @@ class VerdictRule:
             return Reason(ReasonCode.TOO_FEW_POINTS, text)
         rewards = [signal for signal in long if signal.kind == "reward"]
         if rewards and not any(self.reward.rises(signal) for signal in rewards):
-            # A policy is there to be rewarded: its losses fall and rise for reasons of their own.
+            # A policy is judged by its reward: its losses fall and rise for other reasons.
             names = ", ".join(signal.name for signal in rewards[:3])
             return Reason(ReasonCode.NOT_IMPROVING, f"no reward is higher at the end than at the beginning ({names})")
         risen = [signal for signal in rewards if self.reward.rises(signal)]
@@ -145,7 +146,7 @@ class VerdictRule:
         losses = [signal for signal in long if signal.kind in ("loss", "eval_loss")]
         jumps = [signal for signal in losses if self.progress.ends_in_a_jump(signal)]
         if jumps:
-            text = f"the last point of {jumps[0].name!r} lies far above every other: what follows is unknown"
+            text = f"the last point of {jumps[0].name!r} is far above every other: what follows is unknown"
             return Reason(ReasonCode.NOT_IMPROVING, text)
         if losses and not rewards and all(self.progress.left_its_best(signal) for signal in losses):
             text = f"every loss ends at {self.progress.far_above_best:g} times its best or more ({losses[0].name})"
@@ -153,8 +154,18 @@ class VerdictRule:
         return None
 
 
+def _swinging(findings: Sequence[Finding]) -> Reason | None:
+    """Return the reason if a held-out loss that swings came back before, and is away from its best at the end."""
+    for finding in findings:
+        facts = finding.detection.facts
+        if isinstance(facts, DivergenceFacts) and facts.shape is DivergenceShape.SWINGS:
+            text = f"{finding.detection.signal!r} swings and ends above its best: whether it comes back is unknown"
+            return Reason(ReasonCode.NOT_IMPROVING, text)
+    return None
+
+
 def _usable(signals: Sequence[Signal]) -> list[Signal]:
-    """Return what can prove anything: series that were collected and are numbers at their end."""
+    """Return the series that can prove anything: collected, and still numbers at their end."""
     return [
         signal
         for signal in signals

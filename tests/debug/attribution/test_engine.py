@@ -171,7 +171,7 @@ def test_the_ranker_is_plain_numbers_made_for_these_observations() -> None:
 def test_a_ranker_made_for_other_observations_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ranker.json"
     path.write_text(json.dumps({"causes": ["a"], "features": ["x"], "weights": [[1.0]], "bias": [0.0]}))
-    with pytest.raises(ConfigError, match="other observations"):
+    with pytest.raises(ConfigError, match="different observations"):
         LearnedRanker.load(path)
 
 

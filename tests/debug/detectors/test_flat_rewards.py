@@ -173,3 +173,28 @@ def test_a_loss_of_exactly_zero_before_the_first_update_is_no_level_to_grow_from
     assert found_by(GradientExplosionDetector(), signal("loss", loss), reward(rewards)) == ()
     loss[300:] = np.exp(np.linspace(5, 25, 108))
     assert found_by(GradientExplosionDetector(), signal("loss", loss))
+
+
+SINKS = np.linspace(-10.0, -10.7, 196) + 0.12 * NOISE[:196]
+NOTHING = np.where(np.random.default_rng(3).random(130) < np.linspace(0.15, 0.05, 130), 0.125, 0.0)
+
+
+@pytest.mark.parametrize("values", [SINKS, NOTHING, np.zeros(120)])
+def test_fewer_than_two_hundred_rewards_that_only_sink_or_are_nothing_are_a_plateau(values: np.ndarray) -> None:
+    (found,) = found_by(LossPlateauDetector(), reward(values))
+    assert (found.failure.name, found.severity) == ("plateau", Severity.WARNING)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        SINKS[::-1],
+        SINKS[:90],
+        NOTHING[::-1],
+        NOTHING[:90],
+        FLAT[:196],
+        SINKS + 3.0 * np.exp(-(((np.arange(196) - 60) / 15) ** 2)),
+    ],
+)
+def test_few_rewards_that_rise_or_gained_something_or_merely_differ_are_none(values: np.ndarray) -> None:
+    assert found_by(LossPlateauDetector(), reward(values)) == ()

@@ -137,7 +137,7 @@ def test_a_critic_that_promises_far_more_than_was_ever_earned_has_exploded(promi
         for n in range(300)
     ]
     findings = DEBUGGER.debug(rows).runs[0].findings
-    told = [f.detection for f in findings if "promises returns" in f.detection.evidence[0].claim]
+    told = [f.detection for f in findings if "predicts returns" in f.detection.evidence[0].claim]
     assert [detection.severity for detection in told] == [Severity.WARNING] * found
 
 
@@ -146,3 +146,27 @@ def test_a_frozen_loss_stands_on_a_guess_exactly_or_not_at_all(level: float, stu
     losses = level + 0.3 * np.exp(-np.arange(200) / 8.0)
     report = DEBUGGER.debug([{"step": 10 * n, "loss": float(loss)} for n, loss in enumerate(losses)])
     assert (report.verdict is Verdict.UNHEALTHY) is stuck
+
+
+@pytest.mark.parametrize(
+    ("share", "loss", "said"),
+    [(0.5, 3.4, Verdict.UNKNOWN), (0.5, 0.9, Verdict.HEALTHY), (0.85, 3.4, Verdict.HEALTHY)],
+)
+def test_a_single_evaluation_that_fails_at_the_end_leaves_health_unproven(
+    tmp_path: Path, share: float, loss: float, said: Verdict
+) -> None:
+    rows = [f"{50 * n},{value:.5f},," for n, value in enumerate(falling(30, 1.2, 0.002, seed=3, noise=0.0005), 1)]
+    path = tmp_path / "metrics.csv"
+    path.write_text("\n".join(("step,train_loss,val_accuracy,val_loss", *rows, f"1510,,{share},{loss}")) + "\n")
+    assert DEBUGGER.debug(path).verdict is said
+
+
+def test_a_held_out_loss_that_climbs_for_half_of_the_run_overfits_though_the_answers_stay_as_they_are(
+    tmp_path: Path,
+) -> None:
+    columns = {
+        "train_loss": falling(22, 0.74, 0.16, seed=1),
+        "dev_loss": np.concatenate((falling(11, 101.0, 52.0, seed=2), np.linspace(53.0, 75.0, 11))),
+        "dev_accuracy": np.concatenate((np.linspace(0.83, 0.898, 11), np.linspace(0.898, 0.891, 11))),
+    }
+    assert verdict(tmp_path, columns) is Verdict.UNHEALTHY

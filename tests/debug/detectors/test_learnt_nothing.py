@@ -274,3 +274,59 @@ def test_the_shapes_of_a_printed_object_are_no_series_that_could_stand_still(tmp
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(UnreadableLogError):
         DEBUGGER.debug(path)
+
+
+@pytest.mark.parametrize("name", ["r2", "score", "return", "f1"])
+@pytest.mark.parametrize("level", [9.0, 0.004])
+def test_a_table_in_which_nothing_says_training_is_no_plateau(tmp_path: Path, name: str, level: float) -> None:
+    draws = np.tile(level * (1 + 0.3 * np.random.default_rng(1).uniform(-1, 1, (700, 3))), (3, 1))
+    path = tmp_path / "draws.csv"
+    path.write_text("\n".join((f"red,{name},blue", *(",".join(map(str, row)) for row in draws.tolist()))) + "\n")
+    assert DEBUGGER.debug(path).runs[0].findings == ()
+
+
+@pytest.mark.parametrize("header", ["epoch,accuracy", "lr,accuracy", "val_accuracy"])
+def test_a_table_without_a_loss_that_says_training_can_stand_still(tmp_path: Path, header: str) -> None:
+    rows = [f"{n},{0.3 + 0.01 * NOISE[n]}" for n in range(1, 41)]
+    rows = rows if "," in header else [row.split(",")[1] for row in rows]
+    rows = [f"0.001,{row.split(',')[1]}" for row in rows] if header.startswith("lr") else rows
+    path = tmp_path / "history.csv"
+    path.write_text("\n".join((header, *rows)) + "\n")
+    assert DEBUGGER.debug(path).verdict is Verdict.UNHEALTHY
+
+
+def preference(margin: np.ndarray, right: np.ndarray) -> list[Signal]:
+    """A preference loss that creeps down from ln 2 at a tiny rate, with what such trainers log beside it."""
+    steps = np.arange(10.0, 170.0, 10.0)
+    loss = np.log(2) - np.linspace(0.001, 0.0135, 16) + 0.0005 * NOISE[:16]
+    return [
+        signal("loss", loss, steps=steps),
+        signal("learning_rate", np.full(16, 1e-6), kind="lr", steps=steps),
+        signal("grad_norm", np.full(16, 0.3), steps=steps),
+        signal("rewards/margins", margin, kind="other", steps=steps),
+        share("rewards/accuracies", right, steps=steps),
+    ]
+
+
+def test_a_preference_loss_that_creeps_while_the_better_answers_are_told_apart_is_no_plateau() -> None:
+    right = np.array([0.48, 0.7, 0.68, 0.85, 0.79, 0.9, 0.9, 0.86, 0.9, 0.84, 0.84, 0.89, 0.88, 0.94, 0.95, 0.88])
+    assert verdict(*preference(np.linspace(0.002, 0.03, 16), right)) is Verdict.HEALTHY
+    guessed = 0.5 + 0.05 * NOISE[40:56]
+    assert verdict(*preference(0.002 * NOISE[20:36], guessed)) is Verdict.UNHEALTHY
+
+
+@pytest.mark.parametrize(
+    ("shares", "end", "stuck"),
+    [
+        (np.linspace(0.22, 0.06, 15), 3.037, True),
+        (np.linspace(0.02, 0.16, 15), 3.037, False),
+        (np.linspace(0.22, 0.06, 15), 2.7, False),
+        (np.linspace(0.45, 0.4, 15), 3.037, False),
+    ],
+)
+def test_a_loss_at_the_cost_of_guessing_beside_a_held_out_accuracy_that_agrees_is_a_plateau(
+    shares: np.ndarray, end: float, stuck: bool
+) -> None:
+    loss = signal("loss", np.linspace(3.046, end, 15), steps=np.arange(1.0, 16.0))
+    found = found_by(LossPlateauDetector(), loss, share("val_acc", 100 * shares, steps=loss.steps, split="eval"))
+    assert ["21 classes" in seen.evidence[0].claim for seen in found] == [True] * stuck

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,12 @@ from hypothesis import strategies as st
 from tests.debug.attribution.test_engine import explain
 from tests.debug.detectors.series import falling_loss, found_by, signal
 
-from holdfast.debug.detectors import DivergentTrainingDetector, GradientExplosionDetector, InfDetectionDetector
+from holdfast.debug.detectors import (
+    DivergentTrainingDetector,
+    GradientExplosionDetector,
+    InfDetectionDetector,
+    LossPlateauDetector,
+)
 from holdfast.debug.detectors.policy import Answers, PolicyCollapseDetector, PolicyFacts
 from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.types import DetectionContext, Failure, Signal
@@ -140,3 +147,53 @@ def test_a_return_of_a_million_episodes_is_judged_by_a_few_hundred() -> None:
     fallen = RewardRule().fall(signal("reward", np.maximum(level + 20 * rng.standard_normal(len(level)), 0.0)))
     assert fallen is not None
     assert fallen.first > 500_000
+
+
+def settling(level: np.ndarray, end: float) -> list[Signal]:
+    """A mean return, and an entropy that falls to ``end`` within the first third of the run."""
+    steps = np.linspace(2048.0, 400_000.0, len(level))
+    noise = 0.15 * np.random.default_rng(4).standard_normal(len(level))
+    entropy = end + (3.1 - end) * np.exp(-np.linspace(0, 15, len(level)))
+    return [
+        signal("rollout/ep_rew_mean", level + noise, kind="reward", steps=steps),
+        signal("train/entropy_loss", -entropy, kind="entropy", steps=steps),
+    ]
+
+
+def test_a_policy_that_settles_without_any_gain_is_a_collapse() -> None:
+    (found,) = found_by(PolicyCollapseDetector(), *settling(np.full(200, -2.0), 0.25))
+    assert found.facts == PolicyFacts(Answers.ONE, kl_burst=False)
+    assert [evidence.signal for evidence in found.evidence] == ["rollout/ep_rew_mean", "train/entropy_loss"]
+    live = DetectionContext(live=True)
+    assert found_by(PolicyCollapseDetector(), *settling(np.full(200, -2.0), 0.25), context=live) == ()
+
+
+@pytest.mark.parametrize(
+    ("level", "end"),
+    [
+        (np.full(200, -2.0), 1.2),
+        (np.full(200, 2.0), 0.25),
+        (np.full(200, 0.0), 0.25),
+        (np.linspace(-2.0, -1.4, 200), 0.25),
+        (np.append(np.full(10, -3.0), np.full(190, -2.0)), 0.25),
+    ],
+)
+def test_a_policy_that_explores_or_earned_more_or_may_be_at_its_best_has_not_collapsed(
+    level: np.ndarray, end: float
+) -> None:
+    assert found_by(PolicyCollapseDetector(), *settling(level, end)) == ()
+
+
+def test_a_million_steps_are_counted_from_the_first_step_and_not_from_the_first_row() -> None:
+    values = -2.0 + 0.1 * np.random.default_rng(4).standard_normal(60)
+    steps = np.linspace(2207.0, 1_001_631.0, 60)
+    rule = RewardRule()
+    assert rule.hardly_moves(signal("ep_rew_mean", values, kind="reward", steps=steps))
+    assert not rule.hardly_moves(signal("ep_rew_mean", values, kind="reward", steps=steps / 2))
+
+
+def test_a_policy_that_settles_without_any_gain_is_not_also_called_a_plateau() -> None:
+    signals = [replace(s, steps=10 * s.steps) for s in settling(np.full(200, -2.0), 0.25)]
+    assert found_by(LossPlateauDetector(), *signals) == ()
+    (stuck,) = found_by(LossPlateauDetector(), signals[0])
+    assert stuck.failure is Failure.PLATEAU

@@ -10,7 +10,7 @@ from tests.debug.detectors.series import falling_loss, found_by, signal
 
 from holdfast.debug.detectors import DivergentTrainingDetector
 from holdfast.debug.detectors.steps.baseline import ShapeRule, noise_of
-from holdfast.debug.detectors.steps.evidence import LARGEST, detection, graded
+from holdfast.debug.detectors.steps.evidence import MAX_RATIO, detection, graded
 from holdfast.debug.detectors.steps.onset import OnsetRule
 from holdfast.debug.detectors.steps.persistence import join_stretches, raised_around, stretches_of, tail_length
 from holdfast.debug.detectors.steps.recovery import given_up, recovered_share
@@ -40,7 +40,10 @@ def test_the_tail_is_what_holds_to_the_end(mask: np.ndarray) -> None:
 
 
 def test_stretches_near_each_other_are_joined() -> None:
-    assert join_stretches(stretches_of(np.array([1, 0, 1, 0, 0, 0, 1], dtype=np.bool_)), gap=2) == [(0, 3), (6, 7)]
+    stretches, back = stretches_of(np.array([1, 0, 1, 0, 0, 0, 1], dtype=np.bool_)), np.zeros(7, dtype=np.bool_)
+    assert join_stretches(stretches, gap=2, back=back) == [(0, 3), (6, 7)]
+    back[1] = True
+    assert join_stretches(stretches, gap=2, back=back) == [(0, 1), (2, 3), (6, 7)]
 
 
 def test_shoulders_count_to_a_burst() -> None:
@@ -103,7 +106,7 @@ def test_evidence_holds_finite_numbers_only() -> None:
     told = detection(
         Failure.SPIKE, loss, "rose", severity=Severity.INFO, confidence=0.5, first=0.0, last=1.0, numbers={"r": np.inf}
     )
-    assert told.evidence[0].numbers == {"r": LARGEST}
+    assert told.evidence[0].numbers == {"r": MAX_RATIO}
     assert told.certain_step == 0.0
 
 

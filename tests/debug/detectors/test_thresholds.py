@@ -94,7 +94,7 @@ def test_no_unnamed_number_decides(path: Path) -> None:
 NOT_DECIDING = frozenset(
     (
         *("MEDIAN_ERROR", "MAD_TO_DEVIATION", "SAMPLE", "TENTH", "FIFTHS"),
-        *("LARGEST", "MAX_EXPONENT", "NEARLY_ONE", "TINY_TIME", "SUREST", "FALSE_ALARM"),
+        *("MAX_RATIO", "MAX_EXPONENT", "NEARLY_ONE", "TINY_TIME", "MAX_CONFIDENCE", "FALSE_ALARM"),
     )
 )
 

@@ -282,3 +282,30 @@ def test_a_word_that_only_begins_like_loss_names_nothing(tmp_path: Path) -> None
     (tmp_path / "lossless40.txt").write_text("".join(f"{loss}\n" for loss in LOSSES), encoding="utf-8")
     with pytest.raises(UnreadableLogError):
         DEBUGGER.debug(tmp_path / "lossless40.txt")
+
+
+def test_lists_of_different_lengths_are_one_series_that_is_not_judged(tmp_path: Path) -> None:
+    lists = [LOSSES + LOSSES, LOSSES[:12], LOSSES * 4]
+    text = "\n" + "".join(" ".join(map(str, values)) + " \n" for values in lists)
+    (tmp_path / "losses.txt").write_text(text, encoding="utf-8")
+    (run,) = DEBUGGER.debug(tmp_path / "losses.txt").runs
+    assert losses(list(run.signals)) == [[value for values in lists for value in values]]
+    assert run.verdict is Verdict.UNKNOWN
+    (tmp_path / "notes.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(UnreadableLogError):
+        DEBUGGER.debug(tmp_path / "notes.txt")
+
+
+def test_an_epoch_that_never_ends_is_a_counter_too(tmp_path: Path) -> None:
+    values = [*LOSSES, *LOSSES[:16]]
+    rows = "".join(f"0, {n if n < 24 else n - 24}, {loss}\n" for n, loss in enumerate(values))
+    runs = runs_of(tmp_path, "trainlog.txt", rows)
+    assert [losses(signals) for signals in runs] == [[LOSSES], [LOSSES[:16]]]
+
+
+def test_a_training_log_of_many_columns_without_names_is_read_and_not_judged(tmp_path: Path) -> None:
+    rows = [f"0, {n}, {loss * 3}, {loss}, {loss / 2}, {loss / 3}, 0\n" for n, loss in enumerate(LOSSES)]
+    (tmp_path / "trainlog.txt").write_text("".join(rows), encoding="utf-8")
+    (run,) = DEBUGGER.debug(tmp_path / "trainlog.txt").runs
+    assert len(run.signals) == 5
+    assert run.verdict is Verdict.UNKNOWN

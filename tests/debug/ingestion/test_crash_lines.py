@@ -18,10 +18,11 @@ ENDINGS = {
     "of a rank": (
         "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"t.py\", line 1, in f\n"
         "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
-        "no memory was left",
+        "memory ran out",
     ),
     "syntax error": ('  File "t.py", line 3\n    def (\n        ^\nSyntaxError: invalid syntax\n', "invalid syntax"),
-    "out of memory": ("RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB\n", "no memory was left"),
+    "out of memory": ("RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB\n", "memory ran out"),
+    "a number for a message": (TRACEBACK + "KeyError: 404\n", "KeyError: 404"),
     "return code": ("[launch.py:321:sigkill_handler] ['python'] exits with return code = 1\n", "return code = 1"),
     "slurm": ("srun: error: node7: task 0: Exited with exit code 137\n", "exit code 137"),
     "killed": ("Killed\n", "the job was killed"),
@@ -104,8 +105,38 @@ def test_a_crash_belongs_to_the_run_it_ended(tmp_path: Path) -> None:
     path.write_text(TRAINING + ENDINGS["traceback"][0] + TRAINING, encoding="utf-8")
     first, second = DEBUGGER.debug(path).runs
     assert [[finding.detection.failure.name for finding in run.findings] for run in (first, second)] == [["crash"], []]
-    # It was started again: that is known, and the later run is judged by itself.
-    assert first.findings[0].detection.severity is Severity.INFO
+    # It was started again from the beginning: the run that crashed was never finished.
+    assert first.findings[0].detection.severity is Severity.WARNING
+    assert DEBUGGER.debug(path).verdict is Verdict.UNHEALTHY
+
+
+def test_a_crash_of_a_run_that_was_resumed_and_got_beyond_it_is_told_not_blamed(tmp_path: Path) -> None:
+    rows = TRAINING.splitlines(keepends=True)
+    half = len(rows) // 2
+    text = "".join(rows[:half]) + ENDINGS["traceback"][0] + "".join(rows[half - 5 :])
+    path = tmp_path / "train.log"
+    path.write_text(text, encoding="utf-8")
+    assert DEBUGGER.debug(path).verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(("starts", "verdict"), [(1, Verdict.HEALTHY), (4, Verdict.HEALTHY)])
+def test_start_upon_start_that_died_before_the_training_is_told_not_blamed(
+    tmp_path: Path, starts: int, verdict: Verdict
+) -> None:
+    opening = "loading the data set and the encoder of the texts\n"
+    path = tmp_path / "train.log"
+    path.write_text((opening + ENDINGS["traceback"][0]) * starts + opening + TRAINING, encoding="utf-8")
+    report = DEBUGGER.debug(path)
+    assert report.verdict is verdict
+    if starts > 1:
+        assert f"{starts} of {starts + 1} starts" in report.runs[0].findings[0].detection.evidence[0].claim
+
+
+def test_processes_of_one_start_that_all_died_are_one_start(tmp_path: Path) -> None:
+    opening = "loading the data set and the encoder of the texts\n"
+    path = tmp_path / "train.log"
+    path.write_text(opening * 8 + ENDINGS["traceback"][0] * 8 + opening + TRAINING, encoding="utf-8")
+    assert DEBUGGER.debug(path).verdict is Verdict.HEALTHY
 
 
 CAUSES = {
@@ -558,3 +589,71 @@ def test_a_program_without_training_whose_last_word_is_an_error_ended_in_it(
     else:
         with pytest.raises(UnreadableLogError):
             DEBUGGER.debug(path)
+
+
+@pytest.mark.parametrize("width", [26, 40, 120])
+def test_a_training_that_counts_no_success_has_failed(tmp_path: Path, width: int) -> None:
+    head = "2026-04-09 11:39:12 | INFO     | trainer | "
+    text = f"{head}loading\n{head}Training complete: 0 OK | 1 failed\n{head}Failed: ['a']\n"
+    path = tmp_path / "train_err.txt"
+    path.write_bytes(folded(text, width).encode("utf-16"))
+    (finding,) = DEBUGGER.debug(path).runs[0].findings
+    assert finding.detection.severity is Severity.CRITICAL
+    assert "0 OK" in finding.detection.evidence[0].claim
+
+
+@pytest.mark.parametrize(
+    ("line", "failed"),
+    [
+        ("Training finished: 0 succeeded, 3 failed", True),
+        ("All 12 models failed", True),
+        ("ERROR: all 5 training runs failed.", True),
+        ("Training complete: 3 OK | 1 failed", False),
+        ("Training complete: 10 OK | 0 failed", False),
+        ("Training complete: 0 OK", False),
+        ("All 3 retries failed, going on without a cache", False),
+    ],
+)
+def test_what_a_program_counts_of_its_trainings_tells_whether_all_failed(
+    tmp_path: Path, line: str, failed: bool
+) -> None:
+    verdict = diagnose(tmp_path, f"{TRAINING}{line}\n").verdict
+    assert verdict is (Verdict.UNHEALTHY if failed else Verdict.HEALTHY)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "tornado/web.py",
+        "flask/app.py",
+        "uvicorn/protocols/http/h11_impl.py",
+        "aiohttp/web_protocol.py",
+        "django/core/handlers/exception.py",
+    ],
+)
+def test_a_request_that_a_server_could_not_answer_is_no_crash_if_it_goes_on_serving(tmp_path: Path, frame: str) -> None:
+    said = "".join(f"[I 12:{n:02}:00 ServerApp] Saving file at /notes.ipynb\n" for n in range(60))
+    cause = '    Traceback (most recent call last):\n      File "/env/handlers.py", line 1, in get\n    KeyError: 404\n'
+    error = (
+        f'    Traceback (most recent call last):\n      File "/env/{frame}", line 9, in _execute\n'
+        '      File "/env/handlers.py", line 3, in get\n    RuntimeError: Cannot write() after finish()\n'
+    )
+    path = tmp_path / "nohup.out"
+    path.write_text(said + said + cause + "\n    During handling …\n\n" + error + said + said[:1500])
+    with pytest.raises(UnreadableLogError):
+        DEBUGGER.debug(path)
+    path.write_text(said + error)
+    assert DEBUGGER.debug(path).verdict is Verdict.UNHEALTHY
+
+
+def test_starts_that_logged_errors_before_one_that_ended_well_are_told_not_blamed(tmp_path: Path) -> None:
+    start = "2025-01-11 10:00:03,086 [INFO] Weights loaded from model.pth\n" * 2
+    start += "2025-01-11 10:00:09,086 [INFO] Playing against itself\n" * 30
+    error = "2025-01-11 10:01:03,086 [ERROR] Unexpected: name 'buffer' is not defined\n"
+    ended = "2025-01-11 10:09:03,086 [INFO] Model saved as model.pth\n"
+    run = diagnose(tmp_path, (start + error + ended) * 3 + start + ended)
+    (finding,) = run.findings
+    assert (run.verdict, finding.detection.severity) == (Verdict.UNKNOWN, Severity.INFO)
+    assert finding.detection.evidence[0].claim.startswith("3 of 4 starts in this file ended in an error")
+    with pytest.raises(UnreadableLogError):
+        diagnose(tmp_path, start + (error + ended) * 3 + ended * 60)

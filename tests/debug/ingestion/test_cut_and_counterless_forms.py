@@ -54,7 +54,7 @@ def test_of_a_document_that_is_cut_short_the_whole_part_is_read(tmp_path: Path, 
     (run,) = runs_of(tmp_path, "history.json", text)
     assert values_of(run, "loss") == LOSSES
     assert len(values_of(run, "val_loss")) >= len(LOSSES) - 3
-    assert any("cut short" in note for note in run.notes)
+    assert any("truncated" in note for note in run.notes)
 
 
 @pytest.mark.parametrize("text", ['{"loss": [1, 2}, "a": [', "[1, 2]]"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.debug import MLSystemsDebugger, RunReport
+from holdfast.errors import UnreadableLogError
 
 DEBUGGER = MLSystemsDebugger(plugins=False)
 LOSSES = [round(2.0 / (n + 1) + 0.2, 4) for n in range(24)]
@@ -53,6 +54,28 @@ def test_a_hole_of_nul_bytes_in_the_middle_hides_nothing(tmp_path: Path) -> None
     lines = "".join(f"step: {n} loss: {loss}\n" for n, loss in enumerate(LOSSES)).encode()
     half = lines.index(b"\n", len(lines) // 2) + 1
     run = run_of(tmp_path, lines[:half] + b"\0" * 3000 + lines[half:])
+    assert by_kind(run)["loss"] == LOSSES
+
+
+def test_holes_of_any_size_that_several_writers_left_hide_nothing(tmp_path: Path) -> None:
+    lines = [f"step: {n} loss: {loss}\n".encode() for n, loss in enumerate(LOSSES)]
+    run = run_of(tmp_path, b"".join(line + b"\0" * size for line, size in zip(lines, [40, 1, 5, 2] * 50, strict=False)))
+    assert by_kind(run)["loss"] == LOSSES
+
+
+def test_a_binary_with_holes_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    path.write_bytes((b"\x03\0\0\0step: 1 loss: 2.0\n" + b"\0" * 16) * 40)
+    with pytest.raises(UnreadableLogError):
+        MLSystemsDebugger(plugins=False).debug(path)
+
+
+@pytest.mark.parametrize("delimiter", [";", ","])
+def test_the_name_of_a_sheet_above_the_header_of_a_table_hides_nothing(tmp_path: Path, delimiter: str) -> None:
+    rows = [("epoch", "loss", "accuracy"), *((n, loss, 0.5) for n, loss in enumerate(LOSSES))]
+    path = tmp_path / "history.csv"
+    path.write_text("history_log\n" + "".join(delimiter.join(map(str, row)) + "\n" for row in rows))
+    (run,) = MLSystemsDebugger(plugins=False).debug(path).runs
     assert by_kind(run)["loss"] == LOSSES
 
 

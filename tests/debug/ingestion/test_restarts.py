@@ -156,7 +156,7 @@ def test_what_going_back_means_can_be_changed_by_name(tmp_path: Path) -> None:
         .debug(path)
         .runs
     )
-    assert any("counted on" in note for note in run.notes)
+    assert any("counted across" in note for note in run.notes)
 
 
 def test_only_epochs_in_a_text_that_begin_again_begin_another_run(tmp_path: Path) -> None:
@@ -164,3 +164,44 @@ def test_only_epochs_in_a_text_that_begin_again_begin_another_run(tmp_path: Path
     path = tmp_path / "train.log"
     path.write_text("".join(f"Epoch {n} loss: {x:.5f}\n" for n, x in rows))
     assert len(MLSystemsDebugger(plugins=False).debug(path).runs) == 3
+
+
+@pytest.mark.parametrize("whole_run", [True, False])
+def test_an_epoch_told_when_it_is_over_does_not_hold_the_next_start_back(tmp_path: Path, whole_run: bool) -> None:
+    def start(seed: int) -> str:
+        text = ""
+        for n, value in enumerate(loss(100, seed), start=1):
+            text += f"Step {n if whole_run else (n - 1) % 20 + 1}, Loss: {value:.4f}\n"
+            text += f"Epoch {n // 20} completed. Average loss: {value:.4f}\n" if n % 20 == 0 else ""
+        return text
+
+    runs = read_path(_written(tmp_path, start(0) + "Training completed!\nUsing device: cpu\n" + start(1)))
+    assert [[len(signal.values) for signal in run.signals if signal.name == "Loss"] for run in runs] == [[100], [100]]
+    assert [run.verdict.value for run in MLSystemsDebugger().debug(tmp_path / "train.log").runs] == ["healthy"] * 2
+
+
+def _table(*runs: list[float]) -> str:
+    return "epoch,loss\n" + "".join(f"{n},{value:.4f}\n" for run in runs for n, value in enumerate(run))
+
+
+@pytest.mark.parametrize("starts", [1, 2, 3])
+def test_a_start_of_two_rows_before_a_run_is_no_run_of_its_own(tmp_path: Path, starts: int) -> None:
+    path = tmp_path / "history.csv"
+    path.write_text(_table(*[[9.0, 8.0]] * starts, loss(30)))
+    (run,) = read_path(path)
+    assert run.signals[0].values.tolist() == pytest.approx(loss(30), abs=1e-4)
+    assert run.notes == (f"{2 * starts} rows before the counter began again were left out: too few for a run",)
+
+
+def test_a_start_of_two_lines_is_no_run_of_its_own_in_a_text_either(tmp_path: Path) -> None:
+    text = "Epoch 8 | val loss 0.35\nEpoch 10 | val loss 0.33\n"
+    text += "".join(f"Epoch {2 * n} | val loss {value:.4f}\n" for n, value in enumerate(loss(30)))
+    assert lengths(tmp_path, text) == [30]
+
+
+def test_a_start_of_two_rows_that_lost_its_values_is_kept(tmp_path: Path) -> None:
+    assert lengths(tmp_path, _table([2.0, float("nan")], loss(30)), "history.csv") == [2, 30]
+
+
+def test_a_run_that_has_just_begun_again_is_kept(tmp_path: Path) -> None:
+    assert lengths(tmp_path, _table(loss(30), [2.0, 1.9]), "history.csv") == [30, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from holdfast.debug import MLSystemsDebugger, RunReport, Verdict
@@ -159,3 +160,140 @@ def test_a_logger_with_a_name_and_a_counter_in_brackets_hide_no_loss(tmp_path: P
     text = "Start Train\n" * 20 + "".join(row.format(n, loss) for n, loss in enumerate(LOSSES))
     (series,) = series_of(run_of(tmp_path, "log.txt", text)).values()
     assert series == LOSSES
+
+
+def test_a_table_between_bars_without_outer_ones_is_read_with_remarks_behind_its_rows(tmp_path: Path) -> None:
+    rows = "".join(
+        f"  {n:3d} | {loss:9.4f} | {100 * share:5.2f}% |  19.6s{'  ← best' if n % 2 else ''}\n"
+        for n, (loss, share) in enumerate(PAIRS, 1)
+    )
+    text = "Device: cuda\n\n Epoch | TrainLoss | TrainAcc |   Time\n---------------------\n" + rows
+    series = series_of(run_of(tmp_path, "train.log", text))
+    assert series["TrainLoss"] == LOSSES
+    assert len(series["TrainAcc"]) == len(SHARES)
+
+
+@pytest.mark.parametrize("printed", ["tensor({})", "tensor({}, device='cuda:0', grad_fn=<NllLossBackward0>)"])
+def test_cells_of_a_table_may_be_tensors_as_they_print(tmp_path: Path, printed: str) -> None:
+    rows = "".join(f"1\t{n}\t{printed.format(loss)}\t0.1\n" for n, loss in enumerate(LOSSES))
+    series = series_of(run_of(tmp_path, "train_batch.log", "epoch\titer\tloss\tlr\n" + rows))
+    assert series["loss"] == LOSSES
+
+
+def test_a_monitor_of_episodes_may_hold_words_beside_its_numbers(tmp_path: Path) -> None:
+    rows = "".join(f"{share},{20 + n},{3 * n},state_{n % 7},\"['A', 'B']\"\n" for n, share in enumerate(SHARES))
+    run = run_of(tmp_path, "monitor.csv", '#{"t_start": 1.5, "env_id": null}\nr,l,t,state,decisions\n' + rows)
+    assert series_of(run)["r"] == SHARES
+    assert {signal.kind for signal in run.signals if signal.name == "r"} == {"reward"}
+
+
+def test_the_steps_that_each_row_took_are_no_counter(tmp_path: Path) -> None:
+    took = np.random.default_rng(0).integers(4000, 4150, 200)
+    rewards = [round(-0.8 + 0.003 * n, 4) for n in range(200)]
+    rows = "".join(f"{reward},{steps}\n" for reward, steps in zip(rewards, took, strict=True))
+    assert series_of(run_of(tmp_path, "train_log.csv", "average_reward,steps\n" + rows))["average_reward"] == rewards
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "2018-12-12_16:11:39 - Loss epoch {n} | train {a} | test {b}",
+        "Epoch {n} loss: train {a}, test {b}",
+        "Epoch {n} loss train={a} test={b}",
+        "Epoch {n} | loss (train: {a} / test: {b})",
+        "Epoch {n} - time: train 12.5, test 1.5 - loss: train {a}, test {b} - lr 0.1",
+    ],
+)
+def test_a_name_before_the_splits_names_what_was_measured_on_each(tmp_path: Path, row: str) -> None:
+    text = "".join(row.format(n=n, a=loss, b=loss + 0.1) + "\n" for n, loss in enumerate(LOSSES))
+    run = run_of(tmp_path, "train.log", text)
+    by_kind = {signal.kind: signal.values.tolist() for signal in run.signals if signal.kind in ("loss", "eval_loss")}
+    assert by_kind == {"loss": LOSSES, "eval_loss": pytest.approx([loss + 0.1 for loss in LOSSES])}
+    assert run.verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize("what", ["on target", "on the test set", "of the network", "for validation"])
+def test_what_a_score_was_measured_on_does_not_hide_it(tmp_path: Path, what: str) -> None:
+    rows = [
+        f"Task: TV, Iter:{86 * n}/2064;  Acc {what}: {share}\nT: 96.1 82.2\n\n" for n, share in enumerate(SHARES, 1)
+    ]
+    run = run_of(tmp_path, "test.out", "".join(rows))
+    assert [signal.values.tolist() for signal in run.signals if signal.kind == "metric"] == [SHARES]
+    assert run.verdict is Verdict.HEALTHY
+
+
+def test_scores_of_different_things_are_different_series(tmp_path: Path) -> None:
+    row = "Epoch {n}\nLoss: {loss}\nAccuracy for class cat: {share}\nAccuracy for class dog: 0.5\n"
+    row += "Best accuracy on cats: 1\n"
+    run = run_of(tmp_path, "a.log", "".join(row.format(n=n, loss=a, share=b) for n, (a, b) in enumerate(PAIRS)))
+    series = [signal.values.tolist() for signal in run.signals if signal.kind == "metric"]
+    assert series == [SHARES, [0.5] * 24]
+
+
+@pytest.mark.parametrize("line", ["Target accuracy: 0.9", "Accuracy of the network on the 10000 images", "took 5 on 3"])
+def test_a_number_after_a_preposition_is_no_score(tmp_path: Path, line: str) -> None:
+    text = "".join(f"Epoch {n} loss: {loss}\n{line}\n" for n, loss in enumerate(LOSSES))
+    assert {signal.kind for signal in run_of(tmp_path, "a.log", text).signals} <= {"loss", None}
+
+
+@pytest.mark.parametrize("logger", ["", "2024-01-01 10:00:00,123 - INFO - fit.py - train - 224 - ", "fit.py:12 >> "])
+@pytest.mark.parametrize("train", ["[train] ", ""])
+@pytest.mark.parametrize("split", ["[dev]", "[Valid]", "(test)", "[eval]:"])
+def test_a_split_in_brackets_before_the_pairs_of_a_line_is_that_of_all_of_them(
+    tmp_path: Path, logger: str, train: str, split: str
+) -> None:
+    text = "".join(
+        f"{logger}{train}epoch:{n} step:{10 * n}/240 loss:{loss}\n{logger}{split} loss:{9 + n}, accuracy:{share}\n"
+        for n, (loss, share) in enumerate(PAIRS)
+    )
+    run = run_of(tmp_path, "train.log", text)
+    by_kind = {signal.kind: signal.values.tolist() for signal in run.signals if signal.kind}
+    assert by_kind == {"loss": LOSSES, "eval_loss": [9.0 + n for n in range(24)], "metric": SHARES}
+    assert run.verdict is Verdict.UNHEALTHY
+
+
+def test_a_split_in_brackets_after_a_pair_is_not_that_of_the_pair(tmp_path: Path) -> None:
+    text = "".join(f"epoch {n} loss: {loss} saved to best [val] acc: 0.5\n" for n, loss in enumerate(LOSSES))
+    assert series_of(run_of(tmp_path, "train.log", text))["loss"] == LOSSES
+
+
+@pytest.mark.parametrize(
+    "form", ["- {split} metrics. {pairs}", "{split} metrics: {pairs}", "{split} results - {pairs}"]
+)
+def test_the_means_of_an_epoch_whose_batches_are_called_epochs_are_series_of_their_own(
+    tmp_path: Path, form: str
+) -> None:
+    text = ""
+    for n in range(10):
+        text += "".join(f"Epoch {b}/19. Loss: {2 - 0.1 * n - 0.002 * b:.4f}\n" for b in range(20))
+        text += form.format(split="Train", pairs=f"accuracy: {0.2 + 0.05 * n:.3f} ; loss: {1.9 - 0.1 * n:.3f}") + "\n"
+        text += form.format(split="Eval", pairs=f"accuracy: 0.2{n} ; loss: {1.7 + 0.1 * n:.3f}") + "\n"
+    run = run_of(tmp_path, "train.log", text)
+    held_out = [signal.values.tolist() for signal in run.signals if signal.kind == "eval_loss"]
+    assert held_out == [pytest.approx([1.7 + 0.1 * n for n in range(10)])]
+    assert sorted(len(signal.values) for signal in run.signals if signal.kind == "loss") == [10, 200]
+    assert run.verdict is Verdict.UNHEALTHY
+
+
+@pytest.mark.parametrize(
+    "losses", ["loss: [landmark: {a}]", "loss: [landmark: {a}, pose: 0.5]", "Losses={{landmark={a}}}"]
+)
+def test_what_stands_in_brackets_after_a_loss_is_a_part_of_it(tmp_path: Path, losses: str) -> None:
+    row = "[20240101_051414] epochs: {n}, step: {s}, lr: 0.00020, " + losses + ",sample/s: 741, sec/step: 1.381\n"
+    text = "".join(row.format(n=n, s=31 * n, a=loss) for n, loss in enumerate(LOSSES))
+    run = run_of(tmp_path, "train.log", text)
+    assert LOSSES in [signal.values.tolist() for signal in run.signals if signal.kind == "loss"]
+    assert run.verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize("counter", ["Eval Epoch num {n}", "Eval epoch {n}", "Epoch no. {n}", "Epoch number: {n}"])
+def test_an_epoch_may_be_numbered_in_words(tmp_path: Path, counter: str) -> None:
+    text = "".join(
+        f"{counter.format(n=2 * n)} | val loss {loss} | dsc {share} \n\nlargest DSC now: {share}\n"
+        for n, (loss, share) in enumerate(PAIRS)
+    )
+    run = run_of(tmp_path, "train.out", text)
+    by_kind = {signal.kind: signal for signal in run.signals if signal.kind}
+    assert by_kind["eval_loss"].values.tolist() == LOSSES
+    assert by_kind["eval_loss"].steps.tolist() == [2 * n for n in range(24)]
+    assert by_kind["metric"].values.tolist() == SHARES

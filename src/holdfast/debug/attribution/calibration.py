@@ -1,8 +1,8 @@
-"""Makes a confidence mean what it says: raw scores go through a table fitted on labelled runs.
+"""Calibrated confidences: raw scores go through a table fitted on labelled runs.
 
-The table maps raw confidences to how often such a claim was right. Between its points it is linear, and it never
-falls. ``holdfast calibrate`` fits one from a user's own labelled runs; the shipped ones come from the tuning half of
-the fault lab, as its runs were logged and with everything but the loss taken away.
+The table maps a raw confidence to how often such a claim was right. It is piecewise linear and never decreases.
+``holdfast calibrate`` fits one from your own labelled runs; the shipped tables come from the tuning half of the fault
+lab, once with its complete logs and once with only the loss.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["Calibration", "expected_calibration_error", "fit_table"]
 
 Table = tuple[tuple[float, float], ...]
 IDENTITY: Table = ((0.0, 0.0), (1.0, 1.0))
-# No table of about a hundred labelled stories can vouch for more than this, however clear a case looks.
-SUREST = 0.99
+# About a hundred labelled runs cannot support a higher confidence than this, however clear a case looks.
+MAX_CONFIDENCE = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Tables for findings (is there such a failure?), for causes by the rules, and for causes by the ranker.
+    """Tables for findings (does the failure exist?), for causes by the rules, and for causes by the ranker.
 
-    A cause is right less often, at the same raw share, where the log holds the loss and little beside it: there are two
-    tables for causes by the rules, ``causes`` for logs with every witness and ``unwitnessed`` for logs with none, and a
-    log in between lies in between. A calibration without the second one uses the first for all.
+    At the same raw share, a cause is right less often if the log contains little besides the loss. There are therefore
+    two tables for causes ranked by the rules: ``causes`` for logs with every witness and ``unwitnessed`` for logs with
+    none. In between, the two are interpolated. A calibration without the second table uses the first for every log.
     """
 
     findings: Table = IDENTITY
@@ -43,16 +43,16 @@ class Calibration:
     unwitnessed: Table | None = None
 
     def finding(self, raw: float) -> float:
-        """Return how sure a finding is, given a detector's raw confidence."""
+        """Return the calibrated confidence of a finding, given a detector's raw confidence."""
         return _look_up(self.findings, raw)
 
     def cause(self, raw: float, *, method: str = "rules", known: float = 1.0) -> float:
-        """Return how sure a cause is, given its raw share.
+        """Return the calibrated confidence of a cause, given its raw share.
 
         Args:
-            raw: the share by the rules or by the learned ranker.
+            raw: the share given by the rules or the learned ranker.
             method: which of the two.
-            known: the share of the witnesses that were logged, from 0 to 1.
+            known: the fraction of the witnesses that were logged, from 0 to 1.
         """
         if method == "learned":
             return _look_up(self.learned, raw)
@@ -60,7 +60,7 @@ class Calibration:
         return known * _look_up(self.causes, raw) + (1.0 - known) * _look_up(bare, raw)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the tables as they are stored."""
+        """Return the tables in the form in which they are stored."""
         return STORED.to_json(_Stored(self.findings, self.causes, self.learned, self.unwitnessed))
 
     @classmethod
@@ -83,10 +83,10 @@ class Calibration:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Calibration:
-        """Return the tables out of what :meth:`as_json` gave.
+        """Build the tables from the output of ``as_json``.
 
         Raises:
-            ConfigError: the tables are missing or invalid, or of a newer release.
+            ConfigError: the tables are missing or invalid, or were written by a newer release.
         """
         stored = STORED.from_json(body)
         return cls(stored.findings, stored.causes, stored.learned, stored.unwitnessed)
@@ -94,7 +94,7 @@ class Calibration:
     def raw_finding(self, confidence: float) -> float:
         """Return the raw confidence behind a finding's calibrated one.
 
-        The middle of those that give it, or come nearest.
+        Where several raw confidences give it, or come equally close, their median is returned.
         """
         return _look_back(self.findings, confidence)
 
@@ -105,7 +105,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The tables as they are stored."""
+    """The stored form of the tables."""
 
     findings: Table
     causes: Table
@@ -125,7 +125,7 @@ STORED = Format("calibration table", _Stored, error=ConfigError, version_error=C
 
 def _look_up(table: Table, raw: float) -> float:
     share = float(np.interp(raw, [point[0] for point in table], [point[1] for point in table]))
-    return min(share, SUREST)
+    return min(share, MAX_CONFIDENCE)
 
 
 def _look_back(table: Table, share: float) -> float:
@@ -135,7 +135,7 @@ def _look_back(table: Table, share: float) -> float:
 
 
 def fit_table(raw: Sequence[float], right: Sequence[bool], *, points: int = 8, prior: float = 2.0) -> Table:
-    """Fit a rising table: equal-count bins, each pulled towards its raw value by a few imaginary samples.
+    """Fit an increasing table from bins of equal count, each pulled towards its raw value by a few pseudo-samples.
 
     >>> fit_table([0.9] * 100, [True] * 80 + [False] * 20)[-1][1] < 0.9
     True
@@ -147,7 +147,7 @@ def fit_table(raw: Sequence[float], right: Sequence[bool], *, points: int = 8, p
         if len(part):
             center = float(scores[part].mean())
             knots.append((center, (float(hits[part].sum()) + prior * center) / (len(part) + prior)))
-    # Pool neighbours that fall, so that a higher raw score never means less.
+    # Pool neighbouring bins that decrease, so that a higher raw score never means a lower confidence.
     merged: list[list[float]] = []
     for center, share in knots:
         merged.append([center, share, 1.0])
@@ -155,7 +155,7 @@ def fit_table(raw: Sequence[float], right: Sequence[bool], *, points: int = 8, p
             (c1, s1, n1), (c2, s2, n2) = merged[-2], merged[-1]
             merged[-2:] = [[(c1 * n1 + c2 * n2) / (n1 + n2), (s1 * n1 + s2 * n2) / (n1 + n2), n1 + n2]]
     inner = [(round(c, 6), round(s, 6)) for c, s, _ in merged]
-    # No claim was that unsure: nothing is promised below the lowest bin but less and less.
+    # No claim was less sure than the lowest bin: below it, the confidence falls to zero.
     low = (0.0, 0.0) if inner and inner[0][0] > 0 else None
     high = (1.0, inner[-1][1]) if inner and inner[-1][0] < 1 else None
     table = tuple(point for point in (low, *inner, high) if point is not None)
@@ -163,7 +163,7 @@ def fit_table(raw: Sequence[float], right: Sequence[bool], *, points: int = 8, p
 
 
 def expected_calibration_error(confidences: Sequence[float], right: Sequence[bool], *, bins: int = 10) -> float:
-    """Return the mean gap between confidence and truth over equal-width bins, weighted by how many fall into each."""
+    """Return the mean gap between confidence and accuracy over equal-width bins, weighted by the count in each."""
     scores, hits = np.asarray(confidences, dtype=np.float64), np.asarray(right, dtype=np.float64)
     if len(scores) == 0:
         return 0.0

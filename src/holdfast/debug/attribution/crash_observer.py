@@ -1,4 +1,4 @@
-"""Why a program died, by what it printed: the kind of its last error, and the words of its message."""
+"""Why a program died, judged by what it printed: the kind of its last error and the words of the message."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _BY_KIND: Mapping[str, str] = {
     "collective_timeout": "rank_missing",
     "device_error": "device_failed",
 }
-"""What the kind of a crash says by itself."""
-# In this order: what a message says most exactly comes first, and the first that holds is taken.
+"""The cause implied by the kind of crash alone."""
+# Most specific patterns first: the first match is used.
 _BY_WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
@@ -64,10 +64,10 @@ _BY_WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrashObserver:
-    """Sorts what a program printed when it died."""
+    """Classifies what a program printed when it died."""
 
     def observe(self, scene: Scene) -> Seen:
-        """Return the reason of the crash, where the story is one and the log gives it."""
+        """Return the reason for the crash, if the story is one and the log gives a reason."""
         events = [event for event in scene.context.events if event.get("type") == "crash"]
         if not events or not scene.has_name("crash"):
             return {}

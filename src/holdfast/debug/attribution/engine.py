@@ -1,4 +1,4 @@
-"""From what was seen to why it happened: ranks the causes of each story and says how sure it is."""
+"""Ranks the causes of each story and says how sure it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from holdfast.debug.attribution.calibration import SUREST, Calibration
+from holdfast.debug.attribution.calibration import MAX_CONFIDENCE, Calibration
 from holdfast.debug.attribution.observations import OBSERVATIONS, Observer, witnesses
 from holdfast.debug.attribution.observing import Scene, Seen
 from holdfast.debug.attribution.ranker import LearnedRanker
@@ -31,20 +31,20 @@ METHODS = ("rules", "learned")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributionRule:
-    """Every number that decides how causes are ranked, besides the weights of the rules themselves."""
+    """Thresholds that decide how causes are ranked, apart from the weights of the rules themselves."""
 
     related: float = 0.7
-    """Log-odds a cause loses where it explains only a failure beside the one that names the story."""
+    """Log-odds that a cause loses if it explains only a failure related to the one that names the story."""
     unwitnessed: float = 0.3
-    """The weight of a conclusion from the loss alone: with every witness logged it is 1."""
+    """Weight of a conclusion from the loss alone; with every witness logged it is 1."""
     few_points: float = 0.5
-    """What witnesses count for in a log of few points."""
+    """Weight of witnesses in a log with few points."""
     least_shown: float = 0.005
-    """A cause below this would be shown as 0%: it is left out."""
+    """Causes below this share would be shown as 0% and are left out."""
     story: StoryRule = field(default_factory=StoryRule)
     """Which detections belong together."""
     observer: Observer = field(default_factory=Observer)
-    """When something speaks for or against a cause."""
+    """Thresholds of the observations that support or oppose a cause."""
 
 
 class AttributionEngine:
@@ -52,11 +52,11 @@ class AttributionEngine:
 
     Args:
         method: ``"rules"`` (default) or ``"learned"``, the second opinion fitted on the fault lab.
-        rules: other rules than the shipped ones.
-        calibration: another calibration than the shipped one.
-        ranker: another learned ranker than the shipped one.
-        rule: other thresholds than the default ones.
-        most: how many causes to give for a finding.
+        rules: rules to use instead of the shipped ones.
+        calibration: a calibration to use instead of the shipped one.
+        ranker: a learned ranker to use instead of the shipped one.
+        rule: thresholds to use instead of the defaults.
+        most: maximum number of causes per finding.
 
     Raises:
         ConfigError: unknown attribution method.
@@ -88,7 +88,7 @@ class AttributionEngine:
 
         Args:
             detections: the story; its first detection names the failure to explain.
-            signals: every signal of the run, also those no detector reported.
+            signals: every signal of the run, including those no detector reported.
             context: the run's configuration and events.
         """
         if not detections:
@@ -96,7 +96,7 @@ class AttributionEngine:
         is_so = self.rule.observer.is_so
         seen = self.rule.observer.observe(Scene(tuple(detections), tuple(signals), context, self.rule.story.select))
         known = witnesses(signals) * (self.rule.few_points if seen["few_points"] >= is_so else 1.0)
-        # A crash is known by the text that quotes it, whatever else was logged: its shares stay as they are.
+        # A crash is known from the text that quotes it, whatever else was logged: its shares stay as they are.
         quoted = detections[0].failure == CrashDetector.failure
         known = 1.0 if quoted else known
         shares = self.raw_shares(detections, seen, known=known)
@@ -105,9 +105,9 @@ class AttributionEngine:
         found: list[AttributionHypothesis] = []
         left = 1.0
         for cause, share in ranked:
-            # Calibrated one by one, shares could add up to more than one; each takes from what is left.
+            # Calibrated independently, shares could add up to more than one; each is taken from what is left.
             sure = share if quoted else self.calibration.cause(share, method=self.method, known=known)
-            confidence = min(sure, SUREST, left)
+            confidence = min(sure, MAX_CONFIDENCE, left)
             if confidence < self.rule.least_shown and found:
                 break
             left -= confidence
@@ -120,13 +120,13 @@ class AttributionEngine:
         Args:
             detections: the story.
             seen: what was observed.
-            known: the share of the witnesses that were logged; the fewer, the closer the shares lie together.
+            known: the fraction of the witnesses that were logged; the fewer, the closer together the shares are.
         """
         failures = [detection.failure.name for detection in detections]
         scores: dict[str, float] = {}
         is_so = self.rule.observer.is_so
         for rule in self.rules:
-            # A story is explained by its leading failure; related ones may add, never take away.
+            # A story is explained by its leading failure; related ones may add to a share but never reduce it.
             own = [score for failure in failures[:1] if (score := rule.score(failure, seen, is_so=is_so)) is not None]
             beside = (rule.score(failure, seen, is_so=is_so) for failure in failures[1:])
             others = [score - self.rule.related for score in beside if score is not None]

@@ -1,4 +1,4 @@
-"""Runs whose truth is known, and how a set of detectors does on them: the basis of all refitting.
+"""Runs whose true failure is known, and how well a set of detectors does on them. All refitting is based on these.
 
 A label file is JSON (a list) or JSON lines of ``{"path": …, "failure": "nan" | null, "accepted": […], "cause": …,
 "source": …}``; paths are relative to the file. ``failure: null`` means healthy, ``accepted`` lists other names that
@@ -33,29 +33,29 @@ __all__ = [
 ]
 
 FALSE_ALARM = 3.0
-"""How many missed failures a false alarm weighs: people stop reading a tool that cries wolf."""
+"""Weight of a false alarm in missed failures: people stop reading a tool that cries wolf."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The truth about one log."""
+    """The true failure and cause of one log."""
 
     path: Path
     failure: str | None
     accepted: tuple[str, ...] = ()
     cause: str | None = None
     source: str = ""
-    """Where the run comes from (``lab``, ``foreign``, …): confidences are held against the truth by source too."""
+    """Where the run comes from (``lab``, ``foreign``, …); calibration is also evaluated per source."""
 
     @property
     def names(self) -> frozenset[str]:
-        """Every failure name that is right for this run."""
+        """Every failure name that is correct for this run."""
         return frozenset(self.accepted) | ({self.failure} if self.failure else set())
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledRun:
-    """One run as read, with its truth."""
+    """One run as read, with its label."""
 
     label: Label
     signals: tuple[Signal, ...]
@@ -73,7 +73,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How a set of thresholds does on labelled runs."""
+    """The result of a set of thresholds on labelled runs."""
 
     runs: int
     recall: float
@@ -85,7 +85,7 @@ class Score:
 
     @property
     def cost(self) -> float:
-        """Missed failures plus false alarms, which weigh three times as much."""
+        """Missed failures plus weighted false alarms (see ``FALSE_ALARM``)."""
         return (1.0 - self.recall) + FALSE_ALARM * self.false_alarms
 
 
@@ -93,12 +93,12 @@ def load_labels(path: Path) -> list[Label]:
     """Read a label file.
 
     Raises:
-        DebugError: it cannot be read, or an entry of it is invalid.
+        DebugError: it cannot be read, or contains an invalid entry.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "they are not text in UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "they are not UTF-8 text"
         raise DebugError(f"the labels cannot be read: {reason}", file=str(path)) from error
     try:
         entries = (
@@ -130,7 +130,7 @@ def _label(entry: Any, number: int, path: Path) -> Label:
             file=str(path),
             entry=number,
             failure=name,
-            hint=f"one of {', '.join(sorted(failure.name for failure in known_failures()))}, or one of your own",
+            hint=f"one of {', '.join(sorted(failure.name for failure in known_failures()))}, or a name of your own",
         ) from error
     return Label(
         path.parent / entry["path"],
@@ -142,7 +142,7 @@ def _label(entry: Any, number: int, path: Path) -> Label:
 
 
 def look(detector: BaseDetector, run: LabelledRun) -> DetectionResult:
-    """Run one detector on what it reads of a run."""
+    """Run one detector on the signals of a run that it reads."""
     kinds = detector.get_required_signals()
     own = [signal for signal in run.signals if (signal.kind or "other") in kinds]
     return detector.detect(own, run.context) if own or not kinds else DetectionResult(detector.name)
@@ -151,7 +151,7 @@ def look(detector: BaseDetector, run: LabelledRun) -> DetectionResult:
 def cause_cost_of(
     runs: Sequence[LabelledRun], looks: Sequence[Mapping[str, DetectionResult]], engine: AttributionEngine
 ) -> float:
-    """Return the share of the known causes that do not come first, of the runs in which something was seen."""
+    """Return the fraction of known causes that are not ranked first, over the runs in which something was detected."""
     told = wrong = 0
     for run, results in zip(runs, looks, strict=True):
         if run.label.cause is None:
@@ -163,7 +163,7 @@ def cause_cost_of(
 
 
 def cost_of(runs: Sequence[LabelledRun], looks: Sequence[Mapping[str, DetectionResult]]) -> float:
-    """Return the cost of what the detectors saw, before anything is attributed."""
+    """Return the cost of what the detectors reported, before attribution."""
     missed = alarms = 0
     faulty = sum(run.label.failure is not None for run in runs)
     for run, results in zip(runs, looks, strict=True):
@@ -176,7 +176,7 @@ def cost_of(runs: Sequence[LabelledRun], looks: Sequence[Mapping[str, DetectionR
 
 
 def score_runs(runs: Sequence[LabelledRun], detectors: Sequence[BaseDetector], engine: AttributionEngine) -> Score:
-    """Hold what the detectors and the engine say against the labels."""
+    """Score what the detectors and the engine report against the labels."""
     tallies = {detector.name: Tally() for detector in detectors}
     right = alarms = healthy = caused = cause_right = 0
     claims: list[tuple[float, bool]] = []
@@ -197,7 +197,7 @@ def score_runs(runs: Sequence[LabelledRun], detectors: Sequence[BaseDetector], e
         if run.label.cause is not None:
             caused += 1
             cause_right += _first_cause(findings) == run.label.cause
-            # The first cause alone: what the others are given is what it leaves, not what a table says.
+            # Only the first cause: the others share what it leaves, which no table gives.
             first = findings[0].causes[:1] if findings else ()
             cause_claims.extend((cause.confidence, cause.cause == run.label.cause) for cause in first)
     faulty = len(runs) - healthy

@@ -1,4 +1,4 @@
-"""What gradients, updates, weights, activations and the number format show: observers of the model."""
+"""Observers of the model: gradients, updates, weights, activations and the number format."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ _RECURRENT = re.compile(r"rnn|lstm|gru|recurrent|weight_hh", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientObserver:
-    """How the total gradient norm behaves, and whether it led the loss."""
+    """How the total gradient norm behaves, and whether it rose before the loss."""
 
     minimum_points: int = 12
-    """Fewer norms than this have no course."""
+    """Minimum number of norms that show a trend."""
     sum_span: float = 0.3
-    """A running sum changes by more than this, in logarithms, over the run …"""
+    """A running sum changes by more than this, in natural logarithms, over the run …"""
     sum_steps: float = 0.15
-    """… and by less than this share of it from step to step …"""
+    """… by less than this fraction of that from step to step …"""
     sum_fade: float = -0.2
-    """… and does not fade by more than this."""
+    """… and does not fall by more than this."""
     sum_begins: float = 0.1
-    """A running sum grows from the beginning on, by more than this in logarithms from the first eighth of a run to the
-    second: what is never cleared has no usual level. One that has it …"""
+    """A running sum grows from the start, by more than this in natural logarithms between the first and the second
+    eighth of a run: gradients that are never cleared have no usual level. A norm that has one …"""
     left: float = 10.0
-    """… and is this many times as large over some of the rest has left it."""
+    """… and is this many times as large in part of the rest of the run has left it."""
     left_share: float = 0.1
-    """The share of the rest for that."""
+    """The fraction of the rest of the run that must be above it."""
     smallest: float = 1e-4
-    """Ordinary gradient norms lie above this …"""
+    """Ordinary gradient norms are above this …"""
     largest: float = 1e3
     """… and below this …"""
     dip: float = 1e-3
-    """… never below this share of their median …"""
+    """… never below this fraction of their median …"""
     burst: float = 1e2
-    """… nor above this many times it."""
+    """… and never above this multiple of it."""
     heavy: float = 1e3
     """Norms this many times their median are heavy."""
     led: float = 4.0
-    """A norm that reached this many times its median just before the loss moved led it."""
+    """A norm that reached this many times its median just before the loss moved rose first."""
     led_points: float = 4.0
-    """Just before is within this many logging intervals."""
+    """"Just before" means within this many logging intervals."""
     led_before: int = 8
-    """Norms before the trouble that the median is taken over."""
+    """Number of norms before the failure over which the median is taken."""
 
     def observe(self, scene: Scene) -> Seen:
-        """Growth, smoothness and size of the first total gradient norm."""
+        """Observe growth, smoothness and size of the first total gradient norm."""
         seen: Seen = {"gradient_zero": float(all_zero(scene.signals, "grad_norm") is not None)}
         for norm in total_gradient_norms(scene.signals)[:1]:
             seen["gradient_not_finite"] = float(bool(np.any(~np.isfinite(norm.values))))
@@ -82,7 +82,7 @@ class GradientObserver:
         return seen
 
     def _left(self, logs: np.ndarray, eighth: int) -> bool:
-        """Return whether the norm was at a level in the first quarter of the run and is far above it later."""
+        """Return whether the norm had a stable level in the first quarter of the run and is far above it later."""
         begins = float(np.median(logs[eighth : 2 * eighth]) - np.median(logs[:eighth]))
         later = float(np.quantile(logs[2 * eighth :], 1.0 - self.left_share))
         return begins <= self.sum_begins and later >= float(np.median(logs[: 2 * eighth])) + np.log(self.left)
@@ -107,23 +107,23 @@ class ParameterObserver:
     """Whether the parameters move, and whether they follow their gradients."""
 
     ignored: float = 0.1
-    """Updates below this share of what the learning rate and the weights ask for …"""
+    """Updates below this fraction of what the learning rate and the weights imply …"""
     pushed: float = 0.5
-    """… and below this share of learning rate times gradient never got the gradient: weight decay is left."""
+    """… and below this fraction of learning rate times gradient did not use the gradient: only weight decay is left."""
     tiny: float = 1e-5
-    """Updates below this share of the weights hardly move them."""
+    """Updates below this fraction of the weights hardly move them."""
     steady: float = 0.005
-    """Updates that follow the learning rate to this share do not follow noisy gradients."""
+    """Updates that follow the learning rate to within this fraction do not follow noisy gradients."""
     steady_points: int = 8
-    """Points for that."""
+    """Minimum number of points for that comparison."""
     frozen: float = 1e-3
-    """A held-out loss that moves by less than this share does not move."""
+    """A held-out loss that changes by less than this fraction does not move."""
     minimum_points: int = 5
-    """Fewer weight norms than this show no movement."""
+    """Minimum number of weight norms that show movement."""
     doubt: DoubtRule = field(default_factory=DoubtRule)
 
     def observe(self, scene: Scene) -> Seen:
-        """Observe updates against weights, rates and gradients, and held-out losses that do not move."""
+        """Compare updates with weights, learning rates and gradients, and observe held-out losses that do not move."""
         updates = [signal for signal in of_kind(scene.signals, "update_norm") if signal.layer is None]
         weights = [signal for signal in of_kind(scene.signals, "weight_norm") if signal.layer is None]
         seen: Seen = {"updates_unknown": float(not updates and not weights)}
@@ -157,7 +157,7 @@ class ParameterObserver:
         }
 
     def _is_steady(self, update: Signal, rate: Signal) -> bool:
-        """Return whether updates follow the learning rate to within one percent, which noisy gradients never do."""
+        """Return whether updates follow the learning rate to within ``steady``, which noisy gradients never do."""
         if len(update.values) < self.steady_points or len(update.values) != len(rate.values):
             return False
         ratio = finite(update.values / np.where(rate.values > 0, rate.values, np.nan))
@@ -167,25 +167,25 @@ class ParameterObserver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerObserver:
-    """What single layers show: dead, silent or out of range."""
+    """Individual layers that are dead, silent or out of range."""
 
     silent_share: float = 0.5
-    """Most layers are silent from this share on."""
+    """The fraction of silent layers from which "most layers" are silent."""
     minimum_points: int = 5
-    """Fewer gradient norms of a layer say nothing."""
+    """Minimum number of gradient norms of a layer."""
     wide_inputs: float = 8.0
-    """Inputs with a spread above this are not normalised."""
+    """Inputs whose standard deviation is above this are not normalised."""
     wide: float = 15.0
-    """Activations with a spread above this are huge."""
+    """Activations whose standard deviation is above this are huge."""
     widest: float = 3.0
-    """The least spread of the widest layer for it to be blamed."""
+    """Minimum standard deviation for the widest layer to be blamed."""
     start: StartRule = field(default_factory=StartRule)
 
     def observe(self, scene: Scene, *, rate_large: float) -> Seen:
-        """Dead and silent layers; widths and gains at the first steps.
+        """Observe dead and silent layers, and widths and gains at the first steps.
 
-        What a wild learning rate did to the weights within the first steps says nothing of their initialisation, so
-        these count for less the larger it is.
+        What a far too large learning rate did to the weights within the first steps says nothing about their
+        initialisation, so these observations count for less the larger it is.
         """
         norms = layered(scene.signals, "grad_norm")
         silent = [n for n, s in norms.items() if len(s.values) >= self.minimum_points and middle(s.values) == 0.0]
@@ -223,14 +223,14 @@ class PrecisionObserver:
     """Whether half precision is in use, and whether it overflows."""
 
     fell: float = 64.0
-    """A loss scale that ends at less than one in n of its largest fell and fell."""
+    """A loss scale that ends below its maximum divided by this kept falling."""
     cut: float = 4.0
-    """A loss scale divided by this much or more around the trouble was cut there: one halving is routine."""
+    """A loss scale divided by at least this around the failure was cut there: a single halving is routine."""
     around: float = 3.0
-    """Around is within this many logging intervals."""
+    """"Around" means within this many logging intervals."""
 
     def observe(self, scene: Scene) -> Seen:
-        """Observe scales, and what they did."""
+        """Observe loss scales and how they changed."""
         scales = [signal for signal in of_kind(scene.signals, "loss_scale") if np.isfinite(signal.values).any()]
         used = any(np.nanmax(signal.values) > 1 for signal in scales)
         fell = any(signal.values[-1] < np.nanmax(signal.values) / self.fell for signal in scales)

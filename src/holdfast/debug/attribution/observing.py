@@ -1,4 +1,4 @@
-"""What an observer looks at: one story, the run around it, and where in the run it happened."""
+"""The input of an observer: one story, the run around it, and when in the run it happened."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SomeFacts = TypeVar("SomeFacts", bound=Facts)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One story and the run it happened in."""
+    """One story and the run in which it happened."""
 
     detections: tuple[Detection, ...]
     signals: tuple[Signal, ...]
@@ -30,7 +30,7 @@ class Scene:
 
     @property
     def losses(self) -> list[Signal]:
-        """The losses a verdict may rest on."""
+        """The losses on which a verdict may be based."""
         return self.select.training_losses(self.signals)
 
     @property
@@ -39,15 +39,15 @@ class Scene:
         return min((seen.first_step for seen in self.detections if seen.first_step is not None), default=None)
 
     def facts(self, kind: type[SomeFacts]) -> list[SomeFacts]:
-        """Return what the detectors of this kind reported."""
+        """Return what detectors reported with facts of this type."""
         return [seen.facts for seen in self.detections if isinstance(seen.facts, kind)]
 
     def has_name(self, failure: str) -> bool:
-        """Return whether the story holds a failure of this name."""
+        """Return whether the story contains a failure of this name."""
         return any(seen.failure.name == failure for seen in self.detections)
 
     def has(self, *failures: Failure) -> bool:
-        """Return whether the story holds one of these failures."""
+        """Return whether the story contains one of these failures."""
         return any(seen.failure in failures for seen in self.detections)
 
 
@@ -57,12 +57,12 @@ def finite(values: Array) -> Array:
 
 
 def middle(values: Array) -> float:
-    """Return the median of the finite values, 0 where there is none."""
+    """Return the median of the finite values, or 0 if there are none."""
     numbers = finite(values)
-    # Halved: the mean of the two in the middle must not overflow.
+    # Halve first: the sum of the two middle values must not overflow.
     return 2.0 * float(np.median(numbers / 2.0)) if len(numbers) else 0.0
 
 
 def steps_of(losses: Sequence[Signal]) -> Array:
-    """Return the steps of the loss with the most points; empty where there is none."""
+    """Return the steps of the loss with the most points, or an empty array if there is none."""
     return max((loss.steps for loss in losses), key=len, default=np.zeros(0))

@@ -1,4 +1,4 @@
-"""The causes, read from ``rules.json``: what each looks like, what speaks against it and what to do about it."""
+"""The causes, read from ``rules.json``: what each looks like, what contradicts it and what to do about it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class CauseRule:
     """One cause.
 
     Args:
-        cause: its name in reports.
-        title: what a person calls it.
-        priors: log-odds by failure; a cause cannot explain a failure it has no prior for.
-        supports: log-odds by observation that speaks for it.
-        opposes: log-odds by observation that speaks against it.
-        needs: observations of which at least one must be so; none where it is empty.
-        excluded_by: observations with any of which it cannot be the cause: wrong time, wrong place.
+        cause: the name used in reports.
+        title: the human-readable name.
+        priors: log-odds per failure; a cause cannot explain a failure it has no prior for.
+        supports: log-odds per observation that supports it.
+        opposes: log-odds per observation that contradicts it.
+        needs: observations of which at least one must be true; if empty, none is needed.
+        excluded_by: observations that rule the cause out: wrong time, wrong place.
         remediation: what to do.
         command: the command to run next, with ``{path}``, ``{step}``, ``{before}`` and ``{last}`` filled in.
     """
@@ -43,12 +43,12 @@ class CauseRule:
     command: str = ""
 
     def score(self, failure: str, seen: Mapping[str, float], *, is_so: float) -> float | None:
-        """Return the log-odds of the cause for a failure, or None where it cannot be the cause.
+        """Return the log-odds of the cause for a failure, or None if it cannot be the cause.
 
         Args:
             failure: its name.
             seen: what was observed.
-            is_so: the value from which on an observation is so.
+            is_so: the value from which an observation counts as true.
         """
         prior = self.priors.get(failure)
         if prior is None or not self.is_possible(seen, is_so=is_so):
@@ -57,14 +57,14 @@ class CauseRule:
         return prior + sum(weight * seen.get(name, 0.0) for name, weight in weights)
 
     def is_possible(self, seen: Mapping[str, float], *, is_so: float) -> bool:
-        """Return whether when, where and what was logged leave room for this cause."""
+        """Return whether the observations leave this cause possible."""
         if any(seen.get(name, 0.0) >= is_so for name in self.excluded_by):
             return False
         return not self.needs or any(seen.get(name, 0.0) >= is_so for name in self.needs)
 
 
 def load_rules(path: Path | None = None) -> tuple[CauseRule, ...]:
-    """Read the rules that ship with holdfast, or those of a file in the same shape.
+    """Read the rules that ship with holdfast, or those in a file of the same form.
 
     Raises:
         ConfigError: a rule names a failure or an observation that does not exist.
@@ -85,7 +85,7 @@ def load_rules(path: Path | None = None) -> tuple[CauseRule, ...]:
 
 def _rule(entry: Mapping[str, Any]) -> CauseRule:
     for failure in entry["priors"]:
-        Failure(failure)  # Names are open, but they have a form.
+        Failure(failure)  # Names are open, but must be well-formed.
     needs, excluded_by = tuple(entry.get("needs", ())), tuple(entry.get("excluded_by", ()))
     for name in (*entry["for"], *entry["against"], *needs, *excluded_by):
         if name not in OBSERVATIONS:

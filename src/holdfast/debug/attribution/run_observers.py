@@ -1,4 +1,4 @@
-"""When it happened, what the learning rate did, and how the losses looked: observers of the run as a whole."""
+"""Observers of the run as a whole: when it happened, what the learning rate did, and how the losses looked."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ class TimeObserver:
     """When in the run it happened, how often, and how it ended."""
 
     early: float = 0.125
-    """The share of the run, counted from step 0, that is early."""
+    """The fraction of the run, counted from step 0, that is early."""
     last_early_step: float = 10_000.0
-    """No step after this is early: the longest warm-ups people publish (BERT, ViT) end there."""
+    """No step after this counts as early: the longest warm-ups people publish (BERT, ViT) end there."""
     late: float = 0.25
-    """The share after which the run was fine for a good while first."""
+    """The fraction of the run after which a failure is late: the run was healthy until then."""
     first_gaps: float = 2.0
-    """The first step is within this many logging intervals of the first row."""
+    """A failure within this many logging intervals of the first row began at the first step."""
     few_points: int = 24
-    """A loss of fewer points decides little."""
+    """A loss with fewer points than this has few points."""
     came_back: float = 0.5
-    """A jump is over when this share of it is gone."""
+    """A jump is over once this fraction of it is gone."""
     single: int = 2
-    """A jump of at most this many points is one of single batches: an optimizer that went astray returns slowly."""
+    """A jump of at most this many points comes from single batches: a derailed optimizer recovers slowly."""
     ruined: float = 0.9
-    """A run that gave up this share of its progress ends ruined."""
+    """A run that lost this fraction of its progress ends ruined."""
     swing: float = 0.12
-    """The swing, relative to the level, that counts where another failure is already known."""
+    """The swing, relative to the level, that counts if another failure is already known."""
     period: PeriodRule = field(default_factory=PeriodRule)
 
     def observe(self, scene: Scene) -> Seen:
-        """Observe times, repetitions and ends."""
+        """Observe the time, repetitions and outcome."""
         jumps, runaway = scene.facts(SpikeFacts), scene.facts(DivergenceFacts)
         losses = scene.losses[:1]
         rates = of_kind(scene.signals, "lr")
@@ -64,7 +64,7 @@ class TimeObserver:
         }
 
     def _is_single(self, jump: SpikeFacts) -> bool:
-        """Return whether each of several jumps took a step or two: bad samples come back, and leave nothing behind."""
+        """Return whether each of several jumps lasted a step or two: bad samples recur and leave nothing behind."""
         return 0 < jump.widest <= self.single and jump.recovered > self.came_back and not jump.at_end
 
     def _when(self, scene: Scene) -> Seen:
@@ -85,33 +85,34 @@ class TimeObserver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateObserver:
-    """What the learning rate was and did."""
+    """The size and schedule of the learning rate."""
 
     large: float = -1.5
-    """The decimal logarithm from which a peak rate is large; certainly so one and a half decades higher."""
+    """The decimal logarithm above which a peak rate is large; certainly large ``decades`` higher."""
     small: float = -5.0
-    """The one below which it is tiny; certainly so one and a half decades lower."""
+    """The decimal logarithm below which a peak rate is tiny; certainly tiny ``decades`` lower."""
     decades: float = 1.5
-    """Decades over which an observation of size becomes certain."""
+    """Decades over which an observation about size becomes certain."""
     smallest_ordinary: float = -5.3
-    """The smallest decimal logarithm of the rates people use …"""
+    """The smallest decimal logarithm of ordinary rates …"""
     largest_ordinary: float = -1.0
     """… and the largest."""
     at_peak: float = 0.9
-    """A rate that begins above this share of its peak has no warm-up."""
+    """A rate that begins above this fraction of its peak has no warm-up."""
     warmed: float = 0.6
-    """One that begins below this share of the peak of its first third has."""
+    """A rate that begins below this fraction of the peak of its first third is warmed up."""
     shortly: float = 0.1
-    """Shortly before is within this share of the run."""
+    """"Shortly before" means within this fraction of the run."""
     rose: float = 1.5
-    """A rise by this factor shortly before counts."""
+    """Minimum factor of a rise shortly before the failure."""
     jumped: float = 2.5
-    """A step by this factor within one logged point is a jump."""
+    """A rate that changes by this factor within one logged point jumps."""
     held: float = 1.5
-    """A warm-up rises as steeply only from its very first points: so little may the first three differ by a jump."""
+    """Maximum factor by which the first three rates may differ for a jump: only the first points of a warm-up rise as
+    steeply."""
 
     def observe(self, scene: Scene) -> Seen:
-        """Size, schedule and changes of the first learning rate."""
+        """Observe size, schedule and changes of the first learning rate."""
         rates = of_kind(scene.signals, "lr")
         seen: Seen = {"rate_unknown": float(not rates)}
         values = finite(rates[0].values) if rates else np.zeros(0)
@@ -144,33 +145,34 @@ class RateObserver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossObserver:
-    """How the losses looked, on training data and on held-out data."""
+    """How the training and held-out losses looked."""
 
     quiet: float = 1.6
-    """Points before a jump below this many times their level led nothing up to it."""
+    """Points before a jump that are below this many times their level were quiet."""
     quiet_points: int = 4
-    """The points before a jump …"""
+    """Number of points before a jump that must be quiet …"""
     level_points: int = 12
-    """… and the points their level is taken from."""
+    """… and number of points that give their level."""
     slow: float = 0.2
-    """A loss that falls by less than this share, in every quarter, creeps."""
+    """A loss that falls by less than this fraction, in every quarter, creeps."""
     falls: float = 0.9
-    """A loss that ends below this share of its start falls."""
+    """A loss that ends below this fraction of its start falls."""
     hot: float = 20.0
-    """A loss that begins above this many times where it soon settles, and above this level, began too high."""
+    """A loss that begins above this many times the level at which it soon settles, and above this value, began too
+    high."""
     below: float = 0.93
-    """A held-out loss below this share of the training loss lies well below it."""
+    """A held-out loss below this fraction of the training loss is well below it."""
     rises: float = 1.07
-    """A held-out loss that ends above this many times its best rises."""
+    """A held-out loss that ends above this many times its minimum rises."""
     unharmed: float = 1.01
-    """One that stays below this many times its last value through the trouble is unharmed …"""
+    """A held-out loss that stays below this many times its last value during the failure is unharmed …"""
     harmed: float = 1.05
-    """… and one that exceeds this many times its lowest before it is harmed."""
+    """… and one that exceeds this many times its minimum before the failure is harmed."""
     minimum_points: int = 4
-    """Fewer points of a loss have no shape."""
+    """Minimum number of points of a loss that show a shape."""
 
     def observe(self, scene: Scene) -> Seen:
-        """Return the shape of the first loss, and what the held-out loss did beside it."""
+        """Return the shape of the first loss, and what the held-out loss did at the same time."""
         seen: Seen = {}
         for loss in scene.losses[:1]:
             good = np.isfinite(loss.values)
@@ -216,7 +218,7 @@ class LossObserver:
     def _through_trouble(self, scene: Scene, held: Signal) -> Seen:
         """Return what the held-out loss did while the training loss rose.
 
-        Only a model that got worse shows it there.
+        Only a model that got worse shows a rise there as well.
         """
         for trouble in scene.detections:
             if trouble.failure not in (Failure.SPIKE, Failure.DIVERGENCE) or not trouble.first_step:
@@ -234,13 +236,13 @@ class LossObserver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyObserver:
-    """What became of a policy."""
+    """The state of a reinforcement-learning policy."""
 
     infinite_points: int = 2
-    """Infinite values of a series that are more than a glitch."""
+    """Minimum number of infinite values in a series; fewer are a glitch."""
 
     def observe(self, scene: Scene) -> Seen:
-        """Return what its detector reported, and whether something beside it is infinite."""
+        """Return what the policy detector reported, and whether another series is infinite."""
         told = scene.facts(PolicyFacts)
         if not told and not of_kind(scene.signals, "reward"):
             return {}

@@ -1,8 +1,8 @@
-"""One story, one finding: which detections belong together, and which of them names the story.
+"""Groups related detections into stories, one finding each, and chooses the detection that names the story.
 
-A learning rate that is raised, gradients that explode and a loss that turns NaN are one story. The failure a person
-would call it is its end, or its most specific part; the rest is kept beside it as related. Faults that live in series
-of their own (a slow rank, skewed data), and failures of a user's own, are stories of their own.
+A learning rate that is raised, gradients that explode and a loss that turns NaN are one story. It is named after its
+end or its most specific part; the other detections are kept as related. Faults seen in separate series (a slow rank,
+skewed data) and failures defined by the user are separate stories.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ DYNAMICS = frozenset(
         Failure.DEAD_LAYER,
     )
 )
-"""Failures that lead to one another, so that several of them near each other are one story."""
+"""Failures that lead to one another: several of them close together are one story."""
 RUINED = DYNAMICS - {Failure.SPIKE}
-"""Of these a run can be critically ill; a held-out loss that rises then says nothing of its own."""
+"""Failures that ruin a run; a rising held-out loss then means nothing by itself."""
 SEVERITIES = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 BLOWN_UP = frozenset((GrowthShape.STUCK, GrowthShape.GREW, GrowthShape.EARLY, GrowthShape.ABSURD))
-"""Ways in which the loss itself is far too large: they name what follows, even a layer that died in it."""
+"""Ways in which the loss itself is far too large. They name the story, even if a layer died as a result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +45,17 @@ class StoryRule:
     """Which detections belong together."""
 
     apart: float = 0.25
-    """Two troubles this share of the run apart, the first of them over, are two stories."""
+    """Two failures this fraction of the run apart, the first of them over, are two stories."""
     came_back: float = 0.5
-    """A jump is over when this share of it is gone."""
+    """A jump is over once this fraction of it is gone."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
 
 
 def tell_stories(
     detections: Sequence[Detection], signals: Sequence[Signal], *, rule: StoryRule | None = None
 ) -> list[tuple[Detection, ...]]:
-    """Group detections into stories, the naming one first in each; worst story first."""
+    """Group detections into stories, worst story first, the detection that names it first in each."""
     rule = rule or StoryRule()
     dynamics = [seen for seen in detections if seen.failure in DYNAMICS]
     stories = [_named(group, rule) for group in _connected(dynamics, signals, rule)]
@@ -65,12 +65,12 @@ def tell_stories(
 
 
 def _effect(leader: Detection) -> int:
-    """Return which of two equally severe stories is the effect: a loss scale gives way, then NaN gets in."""
+    """Return which of two equally severe stories is the effect: a collapsing loss scale precedes NaN."""
     return 0 if leader.failure == Failure.LOSS_SCALE_COLLAPSE else 1
 
 
 def _connected(detections: list[Detection], signals: Sequence[Signal], rule: StoryRule) -> list[list[Detection]]:
-    """Return detections whose stretches touch or nearly touch; replicas of one run count as one."""
+    """Group detections whose ranges touch or nearly touch; replicas of one run count as one."""
     steps = [signal.steps for signal in rule.select.training_losses(signals, games=True) if len(signal.steps)]
     length = max(float(s[-1]) for s in steps) - min(float(s[0]) for s in steps) if steps else np.inf
     groups: list[list[Detection]] = []
@@ -91,15 +91,15 @@ def _begin(seen: Detection) -> float:
 
 
 def _named(group: list[Detection], rule: StoryRule) -> tuple[Detection, ...]:
-    """Put the detection that names the story first; but for a jump that came back, the story is as bad as its worst."""
+    """Put the detection that names the story first; unless it is a jump that came back, use the worst severity."""
     leader = min(group, key=_rank)
     if leader.failure == Failure.EXPLOSION and not _blew_up(leader):
-        # Gradients that burst with a loss that came back are part of the jump a person sees.
+        # Gradients that burst together with a loss that came back are part of the visible jump.
         jumps = [seen for seen in group if _came_back(seen, rule)]
         worse = any(seen.failure in (Failure.NAN, Failure.INF, Failure.DIVERGENCE) for seen in group)
         leader = jumps[0] if jumps and not worse else leader
     elif leader.failure == Failure.EXPLOSION:
-        # What was dead before it is no victim of the explosion.
+        # A layer that was dead before the explosion was not killed by it.
         leader = next((seen for seen in group if _was_dead(seen) and _begin(seen) < _begin(leader)), leader)
     rest = [seen for seen in group if seen is not leader]
     if leader.failure != Failure.SPIKE and any(seen.severity is Severity.CRITICAL for seen in rest):
@@ -108,7 +108,7 @@ def _named(group: list[Detection], rule: StoryRule) -> tuple[Detection, ...]:
 
 
 def _rank(seen: Detection) -> tuple[int, int]:
-    """Dead activations are the most specific thing there is to say, short of numbers that are gone."""
+    """Rank a detection by how specific it is: dead activations come right after non-finite numbers."""
     critical = 0 if seen.severity is Severity.CRITICAL or _blew_up(seen) else 1
     if _blew_up(seen):
         return critical, Failure.INF.rank
@@ -124,7 +124,7 @@ def _blew_up(seen: Detection) -> bool:
 def _was_dead(seen: Detection) -> bool:
     """Return whether a layer's outputs were dead from the first.
 
-    One that was alive is what became of something else.
+    A layer that died later is an effect of something else.
     """
     return isinstance(seen.facts, DeadLayerFacts) and seen.facts.outputs_dead and not seen.facts.died_later
 
@@ -135,7 +135,7 @@ def _came_back(seen: Detection, rule: StoryRule) -> bool:
 
 
 def _told_already(leader: Detection, stories: Sequence[tuple[Detection, ...]]) -> bool:
-    """Overfitting of a run that broke, or that learns nothing, is no story of its own."""
+    """Return whether overfitting is already explained: the run broke, or learns nothing."""
     if leader.failure != Failure.OVERFITTING:
         return False
     return any(story[0].failure in RUINED and story[0].severity is Severity.CRITICAL for story in stories)

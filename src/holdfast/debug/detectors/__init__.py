@@ -1,4 +1,4 @@
-"""The detectors: each sees one failure in a window of signals, and takes its scale from the run itself."""
+"""The detectors: each detects one failure in a window of signals, with a scale taken from the run itself."""
 
 from __future__ import annotations
 

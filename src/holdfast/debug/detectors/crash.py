@@ -1,4 +1,4 @@
-"""The run ended in an error that its log quotes: an exception, no memory left, an exit code, a kill, a time-out."""
+"""A run that ended in an error quoted in its log: an exception, out of memory, an exit code, a kill, a time-out."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _ADVICE: Mapping[str, str] = {
     "exit_code": "Look in the other logs of the job for the error behind this exit code.",
     "killed": "Ask the host or the scheduler why it killed the job: its memory, its time limit, a pre-emption.",
     "collective_timeout": "Find the rank that did not arrive: its log ends first. Collect a flight recorder.",
-    "logged_error": "Fix what the quoted line says, and start again.",
-    "not_started": "Mend what the quoted line says of the command, its path or its environment, and start again.",
+    "logged_error": "Fix the error in the quoted line, and start again.",
+    "not_started": "Fix the command, path or environment named in the quoted line, and start again.",
     "device_error": "Run again with CUDA_LAUNCH_BLOCKING=1 to find the operation; check the device's health.",
 }
 _TITLES: Mapping[str, str] = {
     "traceback": "the program raised an exception",
-    "out_of_memory": "no memory was left",
+    "out_of_memory": "memory ran out",
     "exit_code": "a process exited with an error",
     "killed": "the job was killed",
     "collective_timeout": "a collective timed out",
@@ -40,7 +40,7 @@ _TITLES: Mapping[str, str] = {
     "not_started": "the program could not be started",
     "interrupted": "the run was stopped by hand",
 }
-# What says most about why comes first.
+# The most informative kind comes first.
 _ORDER = (
     "out_of_memory",
     "collective_timeout",
@@ -56,18 +56,18 @@ _ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class CrashDetector(BaseDetector):
-    """Reports the crash that a log quotes.
+    """Reports a crash quoted in a log.
 
-    A run stopped by hand is reported as information, and so is a crash after which the run was started again in the
-    same file: the user knows of it, and the later run is judged by itself. In a text without training a late exception
-    is a warning where more lines follow it: nothing shows that the program got over it. What a shell could not
-    start was not the program whose training was read.
+    A run stopped by hand is reported as information, and so is a crash after which the run resumed in the same file and
+    got past it. A crash after which another run begins is a warning: the run that crashed never finished. In a text
+    without training, a late exception followed by more lines is a warning: nothing shows that the program recovered. A
+    command that the shell could not start was not the program that trained.
 
     Args:
-        confidence: how sure the quoted lines make it; they are what the program printed when it died.
+        confidence: confidence of a crash quoted in the log.
     """
 
-    failure: ClassVar[Failure] = Failure("crash", "Crash", 5, "Fix what the quoted lines say, then resume.")
+    failure: ClassVar[Failure] = Failure("crash", "Crash", 5, "Fix the error in the quoted lines, then resume.")
 
     confidence: float = 0.99
 
@@ -77,7 +77,7 @@ class CrashDetector(BaseDetector):
         return "crash"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Return none: it reads events."""
+        """Return nothing: this detector reads events."""
         return frozenset()
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
@@ -93,13 +93,15 @@ class CrashDetector(BaseDetector):
         if not events:
             return DetectionResult(self.name)
         kind = str(events[0].get("kind", "traceback"))
-        overcome = bool(events[0].get("started_again"))
+        overcome = bool(events[0].get("resumed"))
         advice = _ADVICE.get(kind, "")
         claim = f"{_TITLES.get(kind, kind)}: {events[0].get('message', '')}"
         severity = Severity.INFO if kind == "interrupted" or overcome else Severity.CRITICAL
+        if severity is Severity.CRITICAL and events[0].get("started_again"):
+            severity = Severity.WARNING
         if (crashed := events[0].get("crashed_launches")) and kind != "interrupted":
             claim = f"{crashed} of {events[0].get('launches')} starts in this file ended in an error, the last: {claim}"
-            severity = Severity.WARNING
+            severity = Severity.INFO if overcome else Severity.WARNING  # it trained afterwards: recovered
         if events[0].get("continued"):
             claim, severity = f"{claim} (more lines follow it, and none of them is training)", Severity.WARNING
         found = Detection(

@@ -1,4 +1,4 @@
-"""A layer that gives nothing: all zeros, all saturated, or no gradient at all."""
+"""A layer that outputs nothing useful: all zeros, all saturated, or without any gradient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["DeadLayerDetector", "DeadLayerFacts", "Deadness"]
 
 
 class Deadness(str, Enum):
-    """In which way a layer gives nothing."""
+    """The way in which a layer is dead."""
 
     ZERO = "zero"
     SATURATED = "saturated"
@@ -29,7 +29,7 @@ class Deadness(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeadLayerFacts(Facts):
-    """In which way a layer gives nothing, and whether it was alive at first."""
+    """The way in which a layer is dead, and whether it was alive at first."""
 
     how: Deadness
     died_later: bool = False
@@ -42,33 +42,35 @@ class DeadLayerFacts(Facts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLayerDetector(BaseDetector):
-    """Sees layers whose activations are constant and layers that get no gradient."""
+    """Detects layers whose activations are constant and layers without a gradient."""
 
     failure: ClassVar[Failure] = Failure.DEAD_LAYER
     dead_share: float = 0.995
-    """The share of zeros (or saturated units) above which a layer is dead: ReLU layers are half zero in health."""
+    """The fraction of zeros (or saturated units) above which a layer is dead: half the outputs of healthy ReLU layers
+    are zero."""
     collapse: float = 2e-5
-    """The spread of a layer's outputs, as a share of the widest layer's, below which they are all alike."""
+    """The spread of a layer's outputs, relative to the widest layer's, below which they are all alike."""
     silent_share: float = 0.5
-    """The share of layers without any gradient above which the model cannot learn."""
+    """The fraction of layers without a gradient above which the model cannot learn."""
     minimum_points: int = 5
-    """Fewer points than this say nothing."""
+    """Minimum number of points."""
     minimum_layers: int = 2
-    """Fewer layers than this give no comparison."""
+    """Minimum number of layers for a comparison."""
     alive_points: int = 2
-    """A layer that had a gradient at this many points and then has none to the end died, whatever the others do."""
+    """A layer with a gradient at this many points, and none from then to the end, died, whatever the other layers
+    do."""
     first_share: int = 20
-    """A layer that was alive for the first one in n points, and for two, died later."""
+    """A layer that was alive for the first 1/n of its points, and for at least two, died later."""
     most: int = 4
-    """Dead layers that are reported; the first ones silence the rest."""
+    """Maximum number of dead layers reported; the first ones silence the rest."""
     start: StartRule = field(default_factory=StartRule)
     """What the first logged steps are."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "dead_layer"
 
     def get_required_signals(self) -> frozenset[str]:
@@ -76,7 +78,7 @@ class DeadLayerDetector(BaseDetector):
         return frozenset(("activation", "grad_norm"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at activations first: a dead layer also silences the gradients behind it."""
+        """Examine activations first: a dead layer also silences the gradients behind it."""
         dead = [seen for signal in of_kind(signals, "activation") if (seen := self._dead(signal)) is not None]
         if dead:
             return DetectionResult(self.name, tuple(dead[: self.most]))
@@ -108,9 +110,9 @@ class DeadLayerDetector(BaseDetector):
         )
 
     def _collapsed(self, signals: Sequence[Signal]) -> Detection | None:
-        """Find a layer that answers the same whatever comes in, all along.
+        """Find a layer that outputs the same for any input throughout the run.
 
-        Its weights are nothing, or its inputs are.
+        Its weights or its inputs are zero.
         """
         spreads = {
             layer: (finite_median(signal.values), signal)
@@ -130,7 +132,7 @@ class DeadLayerDetector(BaseDetector):
     def _silent(self, layers: dict[str, Signal]) -> Detection | None:
         """Find layers without a gradient.
 
-        Most of them, or any that had one before; frozen, cut off, or set to nothing.
+        Most layers, or any layer that had one before: frozen, cut off, or zero.
         """
         usable = {layer: signal for layer, signal in layers.items() if len(signal.values) >= self.minimum_points}
         since = {layer: _silent_since(signal) for layer, signal in usable.items()}
@@ -172,7 +174,7 @@ class DeadLayerDetector(BaseDetector):
 
 
 def _statistic(signal: Signal) -> Deadness | None:
-    """Return which share an activation signal gives; None for means, norms and the like."""
+    """Return which fraction an activation signal gives; None for means, norms and similar statistics."""
     text = f"{signal.metadata.get('statistic', '')} {signal.name}".lower()
     if any(word in text for word in ("zero", "dead", "sparsity")):
         return Deadness.ZERO
@@ -180,7 +182,7 @@ def _statistic(signal: Signal) -> Deadness | None:
 
 
 def _silent_since(signal: Signal) -> int:
-    """Return the place from which on the values are exactly zero up to the end; 0 if they are not, or all are."""
+    """Return the index from which the values are exactly zero to the end; 0 if they are not, or if all are."""
     alive = np.flatnonzero(signal.values != 0.0)
     first = int(alive[-1]) + 1 if len(alive) else 0
     return first if first < len(signal.values) else 0

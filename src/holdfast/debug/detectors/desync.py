@@ -1,4 +1,4 @@
-"""Replicas that should hold the same parameters and no longer do."""
+"""Replicas that should hold the same parameters but no longer do."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class _Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributedDesyncDetector(BaseDetector):
-    """Sees replicated parameters whose hashes differ between ranks, and the step at which that began.
+    """Detects replicated parameters whose hashes differ between ranks, and the step at which that began.
 
-    Sharded parameters differ by design. They are known by ``metadata["sharded"]``, or by differing from the very first
-    hash on while other parameters agree throughout.
+    Sharded parameters differ by design. They are recognised by ``metadata["sharded"]``, or because they differ from the
+    first hash while other parameters agree throughout.
     """
 
     failure: ClassVar[Failure] = Failure.DESYNC
     minimum_parameters: int = 1
-    """How many parameters must differ: hashes have no noise, so one is enough."""
+    """Minimum number of parameters that must differ: hashes have no noise, so one is enough."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "desync"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Parameter hashes by parameter and rank."""
+        """Return parameter hashes by parameter and rank."""
         return frozenset(("param_hash",))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
@@ -55,7 +55,7 @@ class DistributedDesyncDetector(BaseDetector):
         compared = {layer: _difference(group) for layer, group in groups.items() if len({s.replica for s in group}) > 1}
         differing = {layer: found for layer, found in compared.items() if found is not None}
         if len(differing) < len(compared) or any(not found.from_start for found in differing.values()):
-            # Some parameters do start out equal, so those that never were equal are shards.
+            # Some parameters start out equal, so those that never were equal are shards.
             differing = {layer: found for layer, found in differing.items() if not found.from_start}
         if len(differing) < max(self.minimum_parameters, 1):
             return DetectionResult(self.name)
@@ -91,7 +91,7 @@ def _difference(group: list[Signal]) -> _Difference | None:
         shared = np.intersect1d(shared, signal.steps)
     if len(shared) == 0:
         return None
-    # Of several hashes at one step the last one counts: that is the state the step ended with.
+    # Of several hashes at one step the last one counts: it is the state in which the step ended.
     columns = np.stack([signal.values[np.searchsorted(signal.steps, shared, side="right") - 1] for signal in group])
     unequal = np.any(columns != columns[0], axis=0)
     if not unequal.any():

@@ -23,17 +23,18 @@ __all__ = ["DivergenceFacts", "DivergenceShape", "DivergentTrainingDetector"]
 
 
 class DivergenceShape(str, Enum):
-    """In which way a run got worse."""
+    """The way in which a run got worse."""
 
     RISE = "rise"
     HELD_UP = "held_up"
     UNSTABLE = "unstable"
+    SWINGS = "swings"
     METRIC = "metric"
 
 
 @dataclass(frozen=True, slots=True)
 class DivergenceFacts(Facts):
-    """In which way a run got worse, and how much of its progress it gave up."""
+    """The way in which a run got worse, and how much of its progress it lost."""
 
     shape: DivergenceShape
     lost: float
@@ -41,87 +42,89 @@ class DivergenceFacts(Facts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DivergentTrainingDetector(BaseDetector):
-    """Sees a loss that ends far above the best it had reached and shows no sign of coming back."""
+    """Detects a loss that ends far above its best value and shows no sign of recovering."""
 
     failure: ClassVar[Failure] = Failure.DIVERGENCE
     rise: RiseRule = field(default_factory=RiseRule)
     """When a loss has risen for good."""
     ruined: float = 0.5
-    """A run that gave up this share of its progress is ruined."""
+    """A run that lost this fraction of its progress is ruined."""
     minimum_swing: float = 0.15
-    """For held-out losses, how large the swings between neighbours must be to call a run unstable: they average over a
-    whole set, so repeated upward jumps of this size are no sampling noise."""
+    """Minimum swing between neighbouring held-out losses in an unstable run. They average over a whole set, so repeated
+    upward jumps of this size are not sampling noise."""
     swing_range: float = 0.2
-    """The least share of the range such a swing covers."""
+    """Minimum fraction of the range that such a swing covers."""
     swing_share: int = 4
-    """One in this many evaluations must swing up."""
+    """At least one in this many evaluations must swing up."""
     swing_end: float = 1.15
     """A run that ends below this many times its best has settled."""
     nearly_right: float = 0.95
-    """A held-out loss may swing where an accuracy ends above this share: the few samples that are wrong make it."""
+    """A held-out loss may swing while an accuracy ends above this: the few samples that are wrong cause it."""
     accuracy_points: int = 3
-    """Fewer accuracies than this say nothing."""
+    """Minimum number of accuracies."""
     fallen: float = 0.3
-    """A training loss that fell below this share of its start learns: a held-out loss that swings then overfits."""
+    """A training loss that fell below this fraction of its start learns: a held-out loss that swings then overfits."""
     minimum_points: int = 12
-    """Fewer points show no cut of the learning rate setting a loss free."""
+    """Minimum number of points to see that a cut of the learning rate freed a loss."""
     cut: float = 0.5
-    """A cut of the learning rate leaves at most this share of it."""
+    """A cut of the learning rate leaves at most this fraction of it."""
     cut_share: float = 0.15
-    """It must come after this share of the run …"""
+    """The cut must come after this fraction of the run …"""
     cut_points: int = 8
     """… and after this many points."""
     held_level: float = 0.95
-    """A loss that was above this share of its start before the cut had learnt nothing …"""
+    """A loss that was above this fraction of its start before the cut had learnt nothing …"""
     set_free: float = 0.75
-    """… and was set free where it falls below this share of that at once."""
+    """… and was freed if it immediately falls below this fraction of that."""
     lost_at_once: float = 5.0
-    """A loss that is never again below this many times its very first value was lost at the first update …"""
+    """A loss that is never again below this many times its first value was lost at the first update …"""
     lost_at_once_points: int = 20
-    """… where this many points say so: a single first value may be of an easy batch."""
+    """… if at least this many points show it: a single first value may come from an easy batch."""
     metric_lost: float = 0.6
-    """The share of its gain that a metric must give up where there is no loss to ask."""
+    """Minimum fraction of its gain that a metric must lose if there is no loss to judge."""
     agent_rise: float = 10.0
-    """How many times its best the loss of an agent must end at whose reward does not move: it has no fixed scale."""
+    """Minimum multiple of its best at which the loss of an agent must end if its reward does not move: that loss has no
+    fixed scale."""
     metric_points: int = 12
-    """Points of a metric for that."""
+    """Minimum number of points of such a metric."""
     metric_fall: float = 0.05
-    """The share of its level that it must lose: less is how evaluations differ."""
+    """Minimum fraction of its level that the metric must lose: smaller changes are normal between evaluations."""
     gained: float = 0.5
-    """A held-out loss that swings is reported, not blamed, where a share of right answers beside it ends this share of
-    its range above its first third."""
+    """A swinging held-out loss is only informational if an accuracy ends this fraction of its range above its first
+    third."""
     dead_points: int = 5
-    """A share of correct answers or successes that is exactly 0 at this many final points …"""
+    """An accuracy or success rate that is exactly 0 at this many final points …"""
     dead_chance: float = 0.01
-    """… which chance does at most this often, at the rate of zeros before them, and above one half of its best at most
-    points before is lost, however it flips in between."""
+    """… which happens by chance at most this often, at the rate of zeros before them, and that was above half its
+    maximum at most points before is lost, however it varies in between."""
     left_points: int = 20
-    """Points of a loss that left its best for good where all the others did too: fewer may come back."""
+    """Minimum number of points since a loss left its best for good, if all others did too: with fewer it may
+    recover."""
     excuse: ExcuseRule = field(default_factory=ExcuseRule)
-    """When a rise is no divergence."""
+    """When a rise is not a divergence."""
     progress: ProgressRule = field(default_factory=ProgressRule)
-    """When a loss has left the best it held."""
+    """When a loss has left its best level."""
     reward: RewardRule = field(default_factory=RewardRule)
-    """When an agent gets better, whatever its losses do."""
+    """When an agent improves, whatever its losses do."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
     shape: ShapeRule = field(default_factory=ShapeRule)
     """How a series is reduced to its level and its noise."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "divergence"
 
     def get_required_signals(self) -> frozenset[str]:
         """Return losses and metrics, on training and held-out data.
 
-        Learning rates, to see what a lower one frees; rewards.
+        Also learning rates, to see what a lower one frees, and rewards.
         """
         return frozenset(("loss", "eval_loss", "perplexity", "lr", "reward", "metric"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at every total loss; at held-out losses alone where there is none, and at metrics after that."""
+        """Examine every total loss, or held-out losses if there is none, and then metrics."""
         if self.reward.any_rises(signals):
             return DetectionResult(self.name)
         losses, rates = self.select.training_losses(signals), of_kind(signals, "lr")
@@ -140,7 +143,7 @@ class DivergentTrainingDetector(BaseDetector):
         return DetectionResult(self.name, tuple(found))
 
     def _left_behind(self, losses: Sequence[Signal], signals: Sequence[Signal]) -> list[Detection]:
-        """Return the loss of a run in which every one ends many times above the best it held."""
+        """Return a detection if every loss ends many times above its best level."""
         all_of_them = [
             s for s in [*main_losses(signals), *evaluation_losses(signals)] if count_of(s) >= self.left_points
         ]
@@ -174,7 +177,7 @@ class DivergentTrainingDetector(BaseDetector):
         ]
 
     def _always_right(self, signals: Sequence[Signal]) -> bool:
-        """Return whether a share of right answers stays near one through the last third: no loss matters there."""
+        """Return whether an accuracy stays near one through the last third, where the loss no longer matters."""
         metrics = [m for m in of_kind(signals, "metric") if m.metadata.get("higher_is_better") and m.layer is None]
         shares = [self.select.as_share(metric.values[np.isfinite(metric.values)]) for metric in metrics]
         thirds = [share[-(len(share) // 3) :] for share in shares if len(share) >= self.accuracy_points]
@@ -187,7 +190,7 @@ class DivergentTrainingDetector(BaseDetector):
         return self._held_up(signal, rates) or self._lost_at_once(signal)
 
     def _lost_at_once(self, signal: Signal) -> Detection | None:
-        """Return a loss whose first value, that of the untrained model, is far below all that follow it."""
+        """Return a loss whose first value, that of the untrained model, is far below all later ones."""
         shape = self.shape.of(signal)
         if shape is None or shape.count < self.lost_at_once_points or not self.select.began(shape.steps):
             return None
@@ -222,11 +225,11 @@ class DivergentTrainingDetector(BaseDetector):
 
     @staticmethod
     def _told_only(seen: Detection) -> Detection:
-        return replace(seen, severity=Severity.INFO)
+        return replace(seen, severity=Severity.INFO, facts=DivergenceFacts(DivergenceShape.UNSTABLE, 0.0))
 
     def _answers_better(self, seen: Detection, signals: Sequence[Signal]) -> bool:
-        """Return whether a held-out loss merely swings while the answers on held-out data get better."""
-        if not isinstance(seen.facts, DivergenceFacts) or seen.facts.shape is not DivergenceShape.UNSTABLE:
+        """Return whether a held-out loss merely swings while held-out accuracy improves."""
+        if not _swings(seen):
             return False
         shares = [
             self.select.as_share(metric.values[np.isfinite(metric.values)])
@@ -238,8 +241,8 @@ class DivergentTrainingDetector(BaseDetector):
         return any(gain >= self.gained for gain in gains)
 
     def _is_nearly_right(self, seen: Detection, signals: Sequence[Signal]) -> bool:
-        """Return whether a held-out loss merely swings, beside an accuracy (held out, where one is) near one."""
-        if not isinstance(seen.facts, DivergenceFacts) or seen.facts.shape is not DivergenceShape.UNSTABLE:
+        """Return whether a held-out loss merely swings while an accuracy (held-out, if there is one) is near one."""
+        if not _swings(seen):
             return False
         metrics = [m for m in of_kind(signals, "metric") if m.metadata.get("higher_is_better") and m.layer is None]
         held_out = [metric for metric in metrics if metric.metadata.get("split") == "eval"] or metrics
@@ -247,12 +250,12 @@ class DivergentTrainingDetector(BaseDetector):
         return any(self.nearly_right < float(np.median(share[-(len(share) // 3) :])) <= 1.0 for share in shares)
 
     def _of_metric(self, signal: Signal) -> Detection | None:
-        """Return a metric that gave most of what it had gained away and keeps it so, in the direction that is worse."""
+        """Return a metric that lost most of its gain for good, in the direction that is worse."""
         direction = signal.metadata.get("higher_is_better")
         if direction is None or len(signal.values) < self.metric_points or signal.layer is not None:
             return None
         if not self.select.began(signal.steps):
-            return None  # What was gained before the excerpt is not known.
+            return None  # The gain before the excerpt is unknown.
         turned = replace(signal, values=-signal.values) if direction else signal
         rise = self.rise.lasting(turned)
         if rise is None or self.rise.is_coming_back(rise) or not self.metric_lost <= rise.lost < np.inf:
@@ -269,7 +272,7 @@ class DivergentTrainingDetector(BaseDetector):
         )
 
     def _dead(self, signal: Signal) -> Detection | None:
-        """Return a share that was high at most points and ends at exactly 0, for longer than chance explains."""
+        """Return an accuracy that was high at most points and ends at exactly 0, for longer than chance explains."""
         values = signal.values[np.isfinite(signal.values)]
         steps = signal.steps[np.isfinite(signal.values)]
         alive = np.flatnonzero(values)
@@ -297,17 +300,17 @@ class DivergentTrainingDetector(BaseDetector):
         )
 
     def _matters(self, seen: Detection, signals: Sequence[Signal]) -> bool:
-        """Return whether a rise is large beside the other parts of the loss."""
+        """Return whether a rise is large compared with the other parts of the loss."""
         numbers = seen.evidence[0].numbers
         return self.excuse.matters(numbers["after"] - numbers["before"], seen.first_step or 0.0, signals)
 
     def _excused(self, seen: Detection, signals: Sequence[Signal]) -> bool:
-        """Return whether what is logged beside a loss that rose says that nothing was lost."""
+        """Return whether other series show that a rising loss did no harm."""
         rose = isinstance(seen.facts, DivergenceFacts) and seen.facts.shape is DivergenceShape.RISE
         return rose and self.excuse.excuses(seen.signal or "", seen.first_step or 0.0, signals)
 
     def _is_runaway(self, seen: Detection) -> bool:
-        """Return whether a loss grew by more than an agent's does that merely learns nothing."""
+        """Return whether a loss grew by more than that of an agent that merely learns nothing."""
         numbers = seen.evidence[0].numbers
         return 0 < self.agent_rise * numbers["before"] <= numbers["after"]
 
@@ -330,10 +333,10 @@ class DivergentTrainingDetector(BaseDetector):
         )
 
     def _held_up(self, signal: Signal, rates: Sequence[Signal]) -> Detection | None:
-        """Return a loss that had learnt nothing until the learning rate was cut, and fell off a cliff there.
+        """Return a loss that learnt nothing until the learning rate was cut, and dropped sharply there.
 
-        A drop at a scheduled cut is what schedules are for; a run that stayed at its first level (or above) for long
-        was bouncing over every minimum until then.
+        A drop at a scheduled cut is normal; a run that stayed at its first level or above for long was bouncing over
+        every minimum until then.
         """
         shape = self.shape.of(signal)
         if shape is None or shape.is_signed or shape.count < self.minimum_points:
@@ -368,7 +371,10 @@ class DivergentTrainingDetector(BaseDetector):
         )
 
     def _unstable(self, signal: Signal) -> Detection | None:
-        """Return a held-out loss that goes up as hard as it goes down instead of settling."""
+        """Return a held-out loss that swings up as much as down instead of settling.
+
+        A loss that swung back to its best lost nothing: it is reported as information only.
+        """
         shape = self.shape.of(signal)
         if shape is None or shape.is_signed or shape.count < 4 or float(shape.values.min()) <= 0:
             return None
@@ -380,19 +386,30 @@ class DivergentTrainingDetector(BaseDetector):
             return None
         swing = float(np.expm1(np.median(changes[large])))
         first = int(np.argmax(large))
+        best = np.minimum.accumulate(values)[:-1]
+        later = np.minimum.accumulate(values[::-1])[::-1][1:]
+        came_back = bool((later <= best)[large].any())
         claim = (
-            f"swings up by {swing:.0%} again and again ({np.count_nonzero(large)} times, first at step "
+            f"swings up by {swing:.0%} repeatedly ({np.count_nonzero(large)} times, first at step "
             f"{shape.steps[first + 1]:g}) instead of settling"
         )
         return detection(
             self.failure,
             signal,
             claim,
-            severity=Severity.CRITICAL,
+            severity=Severity.INFO if came_back else Severity.CRITICAL,
             confidence=LIKELY,
             first=float(shape.steps[0]),
             certain=float(shape.steps[first + 1]),
             last=float(shape.steps[-1]),
             numbers={"swing": swing, "times": float(np.count_nonzero(large))},
-            facts=DivergenceFacts(DivergenceShape.UNSTABLE, 1.0),
+            facts=DivergenceFacts(DivergenceShape.SWINGS, 0.0)
+            if came_back
+            else DivergenceFacts(DivergenceShape.UNSTABLE, 1.0),
         )
+
+
+def _swings(seen: Detection) -> bool:
+    """Return whether a held-out loss swings up as much as down."""
+    shapes = (DivergenceShape.UNSTABLE, DivergenceShape.SWINGS)
+    return isinstance(seen.facts, DivergenceFacts) and seen.facts.shape in shapes

@@ -22,30 +22,30 @@ from holdfast.debug.types import Detection, DetectionContext, DetectionResult, F
 
 __all__ = ["ExplosionFacts", "GradientExplosionDetector", "GrowthShape"]
 
-# Of one sample in how many the answer is wrong: a mean error has no bound.
+# Metrics that are the fraction of wrong answers: a mean error has no bound.
 _ERROR_RATE = re.compile(r"(^|[^a-z])(err|error|error.?rate|wer|cer)$", re.IGNORECASE)
 
 
-# The loss of an actor that follows a critic is the return that the critic promises, with the other sign.
+# The loss of an actor that follows a critic is the critic's predicted return with the opposite sign.
 _PROMISED = re.compile(r"(?:^|[^a-z])actor_?loss$", re.IGNORECASE)
-# What whole episodes earned: rewards of single steps are smaller by as many times as there are steps.
+# Returns of whole episodes: rewards per step are smaller by a factor of the number of steps.
 _EARNED = re.compile(r"(?:^|[^a-z])ep(?:isod(?:e|ic))?_?(?:len_)?(?:rew|ret)|return", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class ExplosionFacts(Facts):
-    """In which way something is far too large."""
+    """The way in which something is far too large."""
 
     shape: GrowthShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientExplosionDetector(BaseDetector):
-    """Sees gradient norms that run away and take the loss with them, and losses that did.
+    """Detects gradient norms that explode and take the loss with them, and losses that exploded.
 
-    Rising gradient norms alone are no failure in a finished log: they grow in many a healthy run, and clipping tames
-    them; only a norm that leaves its usual level by orders of magnitude, and for good, is one. On a live run, steep
-    growth far out of the norm's own range is reported at once, because then there is still time.
+    Rising gradient norms alone are not a failure in a finished log: they grow in many healthy runs, and clipping tames
+    them. Only a norm that leaves its usual level by orders of magnitude, and for good, is a failure. On a live run,
+    steep growth far outside the norm's previous range is reported at once, while there is still time to act.
     """
 
     failure: ClassVar[Failure] = Failure.EXPLOSION
@@ -58,38 +58,38 @@ class GradientExplosionDetector(BaseDetector):
     start: StartRule = field(default_factory=StartRule)
     """When the first forward pass is out of range."""
     wild_rate: float = 0.3
-    """A learning rate that is never used for losses summed over a batch."""
+    """A learning rate that is never used with losses summed over a batch."""
     learnt: float = 0.5
-    """A training loss that fell below this share of its start has learnt …"""
+    """A training loss that fell below this fraction of its start has learnt …"""
     held_out_end: float = 3.0
-    """… and a held-out loss that ends within this many times of its peak is then learnt by heart, not exploded."""
+    """… and a held-out loss that ends within this factor of its peak is then overfitted, not exploded."""
     layer_growth: float = 10.0
-    """How many times its early norm a layer must reach to be named."""
+    """Minimum growth, as a multiple of its early norm, for a layer to be named."""
     stands_still: float = 1.3
     """An accuracy that grew by less than this factor from its first rows to its last third does not move."""
     often_right: float = 0.5
-    """An accuracy or overlap above this share shows that a loss beyond any guess is a sum over a batch, and that one
-    that began wild and came down is reported, not blamed."""
+    """An accuracy or overlap above this shows that a loss too large for guessing is a sum over a batch, and that a loss
+    that started wild and came down is information only."""
     accuracy_points: int = 6
-    """Fewer accuracies do not show whether they move."""
+    """Minimum number of accuracies that show whether they move."""
     promised: float = 5.0
-    """A critic that promises this many times the largest return of any episode has lost its scale, …"""
+    """A critic that predicts this many times the largest return of any episode has lost its scale, …"""
     promised_points: int = 20
-    """… over this many points at least: the level is the median of the highest tenth."""
+    """… over at least this many points; the level is the median of the highest tenth."""
     reward: RewardRule = field(default_factory=RewardRule)
-    """When an agent gets better, whatever its losses do."""
+    """When an agent improves, whatever its losses do."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
     shape: ShapeRule = field(default_factory=ShapeRule)
     """How a series is reduced to its level and its noise."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "explosion"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Gradient norms of the whole model and of layers, losses; activations and weights at the first steps."""
+        """Return gradient norms of the model and its layers, losses, and activations and weights at the first steps."""
         return frozenset(
             (
                 "grad_norm",
@@ -106,7 +106,7 @@ class GradientExplosionDetector(BaseDetector):
         )
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at losses first, then at gradient norms with the loss as a witness, then at the first forward pass."""
+        """Examine losses first, then gradient norms together with the loss, then the first forward pass."""
         agent = self.reward.any_rises(signals)
         losses = self.select.training_losses(signals)
         classifier = is_classifier(
@@ -120,7 +120,7 @@ class GradientExplosionDetector(BaseDetector):
         )
         grown = [self.loss.find(loss, agent=agent, classifier=classifier) for loss in losses]
         right = self._often_right(signals)
-        if right is not None:  # Wild at first and right in the end: a sum, or a start that was mended.
+        if right is not None:  # Wild at first and right in the end: a sum, or a start that recovered.
             severity = Severity.INFO if right else Severity.WARNING
             early = (GrowthShape.EARLY, Severity.INFO if not right else Severity.WARNING)
             grown = [
@@ -171,9 +171,9 @@ class GradientExplosionDetector(BaseDetector):
         )
 
     def _often_right(self, signals: Sequence[Signal]) -> bool | None:
-        """Return whether a share of right answers is above ``often_right`` in the last third of its points.
+        """Return whether an accuracy is above ``often_right`` in the last third of its points.
 
-        One less a rate of errors is such a share; None where none was measured.
+        An error rate counts as one minus an accuracy. None if neither was measured.
         """
         metrics = [metric for metric in of_kind(signals, "metric") if len(metric.values) >= self.accuracy_points]
         shares = [self.select.as_share(m.values) for m in metrics if m.metadata.get("higher_is_better")]
@@ -186,7 +186,7 @@ class GradientExplosionDetector(BaseDetector):
         return any(right) if right else None
 
     def _promises_too_much(self, signals: Sequence[Signal]) -> Detection | None:
-        """Return the loss of an actor whose critic promises returns far beyond anything that was ever earned."""
+        """Return the loss of an actor whose critic predicts returns far beyond any that were earned."""
         returns = [s.values[np.isfinite(s.values)] for s in of_kind(signals, "reward") if _EARNED.search(s.name)]
         most = max((float(np.abs(values).max()) for values in returns if len(values)), default=0.0)
         if most <= 0.0 or not of_kind(signals, "value_loss"):
@@ -199,7 +199,7 @@ class GradientExplosionDetector(BaseDetector):
             if level < self.promised * most:
                 continue
             beyond = np.flatnonzero(sizes >= self.promised * most)
-            claim = f"reaches {level:.4g}: the critic promises returns that far beyond the largest earned, {most:.4g}"
+            claim = f"reaches {level:.4g}: the critic predicts returns far beyond the largest earned, {most:.4g}"
             return detection(
                 self.failure,
                 signal,
@@ -236,7 +236,7 @@ class GradientExplosionDetector(BaseDetector):
         return self._held_out(signal, losses) if ran is None else self._told(ran)
 
     def _held_out(self, signal: Signal, losses: Sequence[Signal]) -> Detection | None:
-        """Return a held-out loss far beyond anything the training loss began at."""
+        """Return a held-out loss far above the level at which the training loss began."""
         begins = [first_level(loss.values) for loss in losses if len(loss.values) and np.isfinite(loss.values[0])]
         finite = np.isfinite(signal.values)
         values, steps = signal.values[finite], signal.steps[finite]
@@ -248,9 +248,7 @@ class GradientExplosionDetector(BaseDetector):
         if learnt and values[-1] >= values.max() / self.held_out_end:
             return None
         high = values > self.loss.growth * start
-        high[: int(np.argmin(high))] = (
-            False  # An evaluation before training may cost anything; what it comes down to counts.
-        )
+        high[: int(np.argmin(high))] = False  # an evaluation before training may give any value
         over = np.flatnonzero(high)
         if not len(over):
             return None
@@ -272,7 +270,7 @@ class GradientExplosionDetector(BaseDetector):
         )
 
     def _grown_layer(self, signals: Sequence[Signal]) -> str | None:
-        """Return the layer whose norm grew most, where layers were logged and one did."""
+        """Return the layer whose norm grew most, if layers were logged and one grew."""
         worst: tuple[float, str | None] = (self.layer_growth, None)
         for signal in of_kind(signals, "grad_norm"):
             values = signal.values[np.isfinite(signal.values)]

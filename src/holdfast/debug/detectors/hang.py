@@ -1,8 +1,8 @@
 """Ranks that stopped entering collectives, read from the flight recorder.
 
-In every process group the ranks count their collectives. When a job hangs, most ranks wait in a collective that
-someone has not entered. A rank that lags in a group and waits for no other rank is the cause; one that lags because
-it is itself stuck behind another group's collective is a victim.
+In every process group the ranks count their collectives. When a job hangs, most ranks wait in a collective that another
+rank has not entered. A rank that lags in a group and waits for no other rank is the cause; one that lags because it is
+itself stuck behind another group's collective is a victim.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["HangDetector"]
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How far one rank came in one group."""
+    """How far one rank got in one group."""
 
     enqueued: int
     completed: int
@@ -32,7 +32,7 @@ class _Progress:
 
 @dataclass(slots=True)
 class _Group:
-    """One process group: who belongs to it, and how far each member came."""
+    """One process group: its members, and how far each of them got."""
 
     description: str
     ranks: tuple[int, ...]
@@ -43,7 +43,7 @@ class _Group:
         return max(progress.enqueued for progress in self.progress.values())
 
     def laggards(self) -> frozenset[int]:
-        """Return ranks that have not entered the collective others already wait in."""
+        """Return the ranks that have not entered the collective in which others already wait."""
         waiting = any(progress.waits and progress.enqueued == self.front for progress in self.progress.values())
         if not waiting:
             return frozenset()
@@ -57,17 +57,17 @@ class _Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangDetector(BaseDetector):
-    """Sees which ranks the others wait for."""
+    """Detects the ranks that the others wait for."""
 
     failure: ClassVar[Failure] = Failure.HANG
     minimum_ranks: int = 2
-    """How many ranks' dumps of a group are needed to compare them."""
+    """Minimum number of ranks whose dumps of a group are needed for a comparison."""
     most_evidence: int = 4
-    """Groups that are named for each rank."""
+    """Maximum number of groups named per rank."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "hang"
 
     def get_required_signals(self) -> frozenset[str]:
@@ -75,7 +75,7 @@ class HangDetector(BaseDetector):
         return frozenset(("collective",))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Compare the ranks of each group, then sort causes from victims."""
+        """Compare the ranks of each group, then separate causes from victims."""
         groups = {n: g for n, g in _groups(context.events).items() if len(g.progress) >= self.minimum_ranks}
         behind = {name: group.laggards() for name, group in groups.items()}
         lagging = frozenset[int]().union(*behind.values()) if behind else frozenset()
@@ -135,7 +135,7 @@ class HangDetector(BaseDetector):
 
 
 def _groups(events: Sequence[Mapping[str, Any]]) -> dict[str, _Group]:
-    """Collect progress by group, leaving out point-to-point traffic: pipeline stages count that differently."""
+    """Collect progress by group, without point-to-point operations, which pipeline stages count differently."""
     pairwise = {e["group"] for e in events if e.get("type") == "collective" and e.get("point_to_point")}
     groups: dict[str, _Group] = {}
     for event in events:
@@ -144,7 +144,8 @@ def _groups(events: Sequence[Mapping[str, Any]]) -> dict[str, _Group]:
         enqueued, completed = event.get("last_enqueued"), event.get("last_completed")
         if not isinstance(enqueued, int) or not isinstance(completed, int) or enqueued < 0:
             continue
-        # Only groups somebody is waiting in say anything; a name two ranks use for different groups is two groups.
+        # Only groups in which a rank is waiting matter; if two ranks use one name for different groups, it is two
+        # groups.
         ranks = tuple(event.get("group_ranks") or ())
         group = groups.setdefault(
             f"{event['group']}:{ranks}", _Group(str(event.get("group_description", "")), ranks, {})

@@ -1,4 +1,4 @@
-"""A dynamic loss scale that falls and never finds a place where the gradients fit."""
+"""A dynamic loss scale that falls and never reaches a value at which the gradients fit."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ __all__ = ["LossScaleCollapseDetector"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScaleCollapseDetector(BaseDetector):
-    """Sees a loss scale halve again and again to the end of the log, or fall below one.
+    """Detects a loss scale that keeps halving to the end of the log, or falls below one.
 
     A scale that starts high, backs off a few times and then holds or grows again is doing its job.
     """
 
     failure: ClassVar[Failure] = Failure.LOSS_SCALE_COLLAPSE
     minimum_halvings: int = 8
-    """Halvings without a recovery: from the usual 65,536 eight lead to 256, below which half precision underflows."""
+    """Minimum number of halvings without recovery: from the usual 65,536, eight lead to 256, below which fp16
+    underflows."""
     floor: float = 1.0
-    """A scale below this makes gradients smaller, which no scale is for."""
+    """A scale below this makes gradients smaller, which defeats its purpose."""
     floor_halvings: int = 3
-    """Halvings that must have led below the floor: a constant scale below one was chosen by the user."""
+    """Minimum number of halvings below the floor: a constant scale below one was chosen by the user."""
     settled_points: int = 20
-    """A scale that holds for this many points after its fall has found its place …"""
+    """A scale that holds for this many points after its fall has settled …"""
     settled_halvings: float = 2.0
     """… or for this many points per halving."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "loss_scale_collapse"
 
     def get_required_signals(self) -> frozenset[str]:
@@ -45,7 +46,7 @@ class LossScaleCollapseDetector(BaseDetector):
         return frozenset(("loss_scale", "skipped"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at the logged scale, and at the scales in the overflow messages of the log."""
+        """Examine the logged scale and the scales in the overflow messages of the log."""
         scales = of_kind(signals, "loss_scale")
         found = [seen for signal in scales if (seen := self._collapse(signal)) is not None]
         told = None if found else self._told_scales(context)
@@ -54,7 +55,7 @@ class LossScaleCollapseDetector(BaseDetector):
         return DetectionResult(self.name, tuple(found[:1]))
 
     def _told_scales(self, context: DetectionContext) -> Signal | None:
-        """Return the scales that the overflow messages of a log name, as a series."""
+        """Return the scales named in the overflow messages of a log, as a series."""
         events = [event for event in context.events if event.get("type") == "overflow_skip" and event.get("loss_scale")]
         if len(events) < self.minimum_halvings:
             return None
@@ -68,7 +69,7 @@ class LossScaleCollapseDetector(BaseDetector):
         values, steps = signal.values[good], signal.steps[good]
         if len(values) < self.floor_halvings:
             return None
-        # Where the final fall began: after the last time the scale grew.
+        # The start of the final fall: after the last time the scale grew.
         grew = np.flatnonzero(np.diff(values) > 0)
         begin = int(grew[-1]) + 1 if len(grew) else 0
         falls = np.flatnonzero(np.diff(values[begin:]) < 0)
@@ -80,7 +81,7 @@ class LossScaleCollapseDetector(BaseDetector):
         if settled or not (below or halvings >= self.minimum_halvings):
             return None
         first = float(steps[begin + int(falls[0]) + 1])
-        claim = f"fell from {top:g} at step {first:g} to {last:g} ({halvings:.0f} halvings) and found no place to stay"
+        claim = f"fell from {top:g} at step {first:g} to {last:g} ({halvings:.0f} halvings) and did not settle"
         return detection(
             self.failure,
             signal,

@@ -1,9 +1,9 @@
-"""NaN and infinity, also where the log hides them.
+"""NaN and infinity, even where the log hides them.
 
-A log shows a NaN in four ways: the value itself, a counter of bad iterations, a field that is gone although its
-neighbours are there (Megatron prints no loss it cannot print), and a loss of exactly zero beside a NaN gradient norm
-(a trainer that filters NaN out of its averages). Single non-finite *gradient norms* are how mixed precision finds its
-scale: normal.
+A log shows a NaN in four ways: the value itself, a counter of bad iterations, a field that disappears while its
+neighbours remain (Megatron omits a loss it cannot print), and a loss of exactly zero next to a NaN gradient norm (a
+trainer that filters NaN out of its averages). Isolated non-finite *gradient norms* are normal: that is how mixed
+precision finds its scale.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ _TO_THE_END = ("perplexity", "reward", "value_loss")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NaNDetectionDetector(BaseDetector):
-    """Sees losses that are, or must have been, NaN."""
+    """Detects losses that are, or must have been, NaN."""
 
     failure: ClassVar[Failure] = Failure.NAN
     lasting_share: float = 0.2
-    """A gradient norm that is NaN for this share of the log counts: a loss scale looks for its place in fewer steps."""
+    """A gradient norm that is NaN for this fraction of the log counts: a loss scale settles in fewer steps."""
     tail_share: float = 0.05
-    """A gradient norm that is NaN for this share of the log, up to its end, counts."""
+    """A gradient norm that is NaN for this fraction of the log, up to its end, counts."""
     tail_points: int = 3
-    """The least points of that end."""
+    """Minimum number of points of that end."""
     critical_share: float = 0.1
-    """A loss that is NaN for this share of the log is ruined even where it comes back."""
+    """A loss that is NaN for this fraction of the log is ruined even if it recovers."""
     missing_rows: int = 2
-    """Rows at the end from which a loss is missing: a single one may be cut off."""
+    """Minimum number of rows at the end from which a loss is missing: a single row may be truncated."""
     useless_scale: float = 0.1
-    """Overflow at a loss scale below this is none: the gradients themselves are not finite."""
+    """An overflow at a loss scale below this is not one: the gradients themselves are not finite."""
     scale_falls: int = 4
-    """Falls in a row, up to the end of the log, of such a scale."""
+    """Minimum number of consecutive falls of such a scale up to the end of the log."""
     zero_points: int = 5
-    """Rows at the end at which a loss is exactly 0, and no row before is, from which it is no longer computed …"""
+    """A loss that is exactly 0 in this many final rows, and in none before, is no longer computed …"""
     zero_from: float = 0.5
-    """… where it was at this share of the level of as many rows before them the row before …"""
+    """… if in the row before them it was at this fraction of the level of as many earlier rows …"""
     zero_least: float = 0.12
-    """… and at this share of its first level: a loss that is met comes down to it."""
+    """… and at this fraction of its first level: a loss that is solved comes down to zero."""
     good: float = 0.9
-    """A share of right answers that ends above this says that the loss is met, however soon."""
+    """An accuracy that ends above this shows that the task is solved, however early."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "nan"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Everything that can be, count or hide a NaN."""
+        """Return every kind that can be, count or hide a NaN."""
         return frozenset(
             (
                 *_TO_THE_END,
@@ -79,7 +79,7 @@ class NaNDetectionDetector(BaseDetector):
         )
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at losses, then at what replaces them; the first kind of witness that says NaN is believed."""
+        """Examine losses, then what replaces them; the first kind of evidence for NaN is used."""
         losses = self.select.training_losses(signals)
         witnesses: tuple[Iterable[Detection | None], ...] = (
             (
@@ -92,7 +92,7 @@ class NaNDetectionDetector(BaseDetector):
             (self._at_any_scale(signal) for signal in of_kind(signals, "loss_scale")),
             (self._to_the_end(signal) for signal in of_kind(signals, *_TO_THE_END)),
             (self._turned_zero(signal) for signal in (() if self._may_be_zero(signals) else losses)),
-            # Beside a finite loss a metric that cannot be computed (no positives, no variance) is no failure by itself.
+            # With a finite loss, a metric that cannot be computed (no positives, no variance) is not a failure.
             (self._to_the_end(signal) for signal in (() if losses else of_kind(signals, "metric"))),
         )
         for witness in witnesses:
@@ -104,7 +104,7 @@ class NaNDetectionDetector(BaseDetector):
         return _non_finite(self.failure, signal, np.isnan(signal.values), "NaN", self.critical_share)
 
     def _evaluated(self, signal: Signal, losses: Sequence[Signal]) -> Detection | None:
-        """Return a held-out loss that is NaN; one that came back beside a finite training loss touched no weight."""
+        """Return a held-out loss that is NaN; one that recovered while the training loss was finite did no harm."""
         found = self._values(signal)
         if found is None or found.severity is Severity.CRITICAL or not losses:
             return found
@@ -112,7 +112,7 @@ class NaNDetectionDetector(BaseDetector):
         return replace(found, severity=Severity.INFO) if finite else found
 
     def _to_the_end(self, signal: Signal) -> Detection | None:
-        """Return a series that was a number and is none from some point to the end of the log."""
+        """Return a series that was a number and is NaN from some point to the end of the log."""
         bad = np.isnan(signal.values)
         tail = tail_length(bad)
         if tail < max(self.tail_points, self.tail_share * len(bad)) or bad.all():
@@ -121,7 +121,7 @@ class NaNDetectionDetector(BaseDetector):
         return _told(self.failure, signal, bad, claim, Severity.CRITICAL, CLEAR)
 
     def _vanished(self, signal: Signal) -> Detection | None:
-        """Return a loss missing from row after row to the end of the log."""
+        """Return a loss that is missing from every row up to the end of the log."""
         missing = np.asarray(signal.metadata.get("missing_steps", ()), dtype=np.float64)
         finite = signal.steps[np.isfinite(signal.values)]
         after = missing[missing > finite[-1]] if len(finite) else missing
@@ -142,16 +142,16 @@ class NaNDetectionDetector(BaseDetector):
         )
 
     def _may_be_zero(self, signals: Sequence[Signal]) -> bool:
-        """Return whether a loss of 0 may be meant: that of an agent, or of a model that is right."""
+        """Return whether a loss of 0 may be genuine: an agent's, or that of a model that is right."""
         shares = [
             self.select.as_share(m.values) for m in of_kind(signals, "metric") if m.metadata.get("higher_is_better")
         ]
         return bool(of_kind(signals, "reward")) or any(self.good <= float(np.median(s[-3:])) <= 1.0 for s in shares)
 
     def _turned_zero(self, signal: Signal) -> Detection | None:
-        """Return a loss that falls to exactly 0 from one row to the next and stays there to the end of the log.
+        """Return a loss that drops to exactly 0 from one row to the next and stays there to the end of the log.
 
-        Trainers that leave NaN out of the mean of what they print show it so.
+        This is how NaN appears in trainers that leave it out of the printed mean.
         """
         zero = signal.values == 0.0
         tail = tail_length(zero)
@@ -165,7 +165,7 @@ class NaNDetectionDetector(BaseDetector):
         return _told(self.failure, signal, zero, claim, Severity.CRITICAL, LIKELY)
 
     def _lasting(self, signal: Signal, losses: Sequence[Signal]) -> Detection | None:
-        """Return a norm that is NaN for long, to the end, or where the loss is logged as zero."""
+        """Return a norm that is NaN for long, up to the end, or where the loss is logged as zero."""
         bad = np.isnan(signal.values)
         if not bad.any():
             return None
@@ -187,41 +187,41 @@ class NaNDetectionDetector(BaseDetector):
         return _told(self.failure, signal, bad, claim, Severity.CRITICAL if ruined else Severity.WARNING, CLEAR)
 
     def _at_any_scale(self, signal: Signal) -> Detection | None:
-        """Overflow that continues below a loss scale of one is no overflow: the gradients themselves are not finite."""
+        """Return overflow that continues below a loss scale of one: the gradients themselves are not finite."""
         low = np.isfinite(signal.values) & (signal.values < self.useless_scale)
         if not low.any() or tail_length(np.diff(signal.values) < 0) < self.scale_falls:
             return None
-        claim = f"still overflows at {signal.values[-1]:g}: gradients too large for no scale at all are not finite"
+        claim = f"still overflows at {signal.values[-1]:g}: gradients that overflow at any scale are not finite"
         return _told(self.failure, signal, low, claim, Severity.CRITICAL, LIKELY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfDetectionDetector(BaseDetector):
-    """Sees infinite losses, norms that stay infinite, and any other series that becomes infinite for good."""
+    """Detects infinite losses, norms that stay infinite, and any other series that becomes infinite for good."""
 
     failure: ClassVar[Failure] = Failure.INF
     lasting_points: int = 12
-    """Infinite gradient norms in a row that are more than a scale finding its place."""
+    """Minimum number of consecutive infinite gradient norms; fewer are a loss scale that is settling."""
     lasting_share: float = 0.3
-    """The share of the log for which a norm must be infinite where it is not so at the end."""
+    """Minimum fraction of the log for which a norm must be infinite if it is finite at the end."""
     critical_share: float = 0.1
-    """A loss that is infinite for this share of the log is ruined even where it comes back."""
+    """A loss that is infinite for this fraction of the log is ruined even if it recovers."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "inf"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Return losses, norms, counters of infinities, and every series that is finite in a sane run."""
+        """Return losses, norms, counters of infinities, and every series that is finite in a healthy run."""
         return frozenset(
             ("loss", "eval_loss", "grad_norm", "weight_norm", "inf_count", "metric", "reward", "value_loss", "other")
         )
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at losses, then at norms, then at whatever else was logged."""
+        """Examine losses, then norms, then the other series."""
         losses = self.select.training_losses(signals, games=True)
         found = [seen for signal in losses if (seen := self._values(signal)) is not None]
         norms = of_kind(signals, "grad_norm", "weight_norm")
@@ -278,7 +278,7 @@ def _told(failure: Failure, signal: Signal, bad: Mask, claim: str, severity: Sev
 
 
 def _earliest(found: Sequence[Detection]) -> tuple[Detection, ...]:
-    """Return one NaN spreads to every series: the one that had it first tells the story."""
+    """Return the detection with the earliest onset: one NaN spreads to every series, and the first shows the origin."""
     if not found:
         return ()
     critical = [seen for seen in found if seen.severity is Severity.CRITICAL] or list(found)

@@ -1,10 +1,11 @@
-"""A model that learns its training data by heart."""
+"""A model that memorises its training data."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -18,80 +19,84 @@ from holdfast.debug.types import Detection, DetectionContext, DetectionResult, F
 
 __all__ = ["OverfittingDetector"]
 
-# Errors that are minimised as they are, and so are the loss by its own name.
+# Errors that are minimised directly, so that they are the loss under their own name.
 _LOSS_FUNCTION = re.compile(r"(?:^|[^a-z])(?:r?mse|mae|nll|b?ce|huber|l[12])(?:[^a-z]|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverfittingDetector(BaseDetector):
-    """Sees a held-out loss that turns and climbs while the training loss keeps falling."""
+    """Detects a held-out loss that turns and climbs while the training loss keeps falling."""
 
     failure: ClassVar[Failure] = Failure.OVERFITTING
     minimum_rise: float = 0.15
-    """How far above its best the held-out loss must end, as a share of that best."""
+    """Minimum final rise of the held-out loss above its best, as a fraction of that best."""
     minimum_rise_of_perplexity: float = 1.0
-    """The same for a held-out perplexity: twice its best are 0.7 nats per word, whatever the loss is summed over."""
+    """The same for a held-out perplexity: a factor of two is 0.7 nats per word, whatever the loss is summed over."""
     minimum_given_up: float = 0.1
-    """The same rise as a share of how far the held-out loss had fallen: a wiggle below a long descent is none. Where it
-    rose by ``critical_rise``, since its first tenth: the very first evaluations are those of an untrained model."""
+    """The same rise as a fraction of how far the held-out loss had fallen: a wiggle after a long descent does not
+    count. If it rose by ``critical_rise``, since its first tenth: the first evaluations are those of an untrained
+    model."""
     minimum_evaluations: int = 3
-    """How many evaluations after the best must agree."""
+    """Minimum number of evaluations after the best that must agree."""
     noises: float = 2.0
-    """The rise in noises of the held-out loss."""
+    """Minimum rise in units of the noise of the held-out loss."""
     noise_points: int = 5
-    """With no more evaluations than this their noise is not known."""
+    """With at most this many evaluations their noise is unknown."""
+    swung_share: float = 0.5
+    """A held-out loss is swinging, and has not turned, if it had been as high before, for this fraction of the time
+    since its best, and then reached a new best."""
     training_fall: float = 0.03
-    """How far the training loss must go on falling after the turn."""
+    """Minimum fraction by which the training loss must keep falling after the turn."""
     critical_rise: float = 0.5
-    """A rise by this share ruins the model."""
+    """A rise by this fraction ruins the model."""
     near_before: float = 0.3
-    """The training loss at the turn is taken from this share of the time after the turn before it …"""
+    """The training loss at the turn is taken from this fraction of the remaining time before the turn …"""
     near_after: float = 0.1
-    """… to this share after it."""
+    """… to this fraction after it."""
     still_better: float = 0.3
-    """A held-out metric that gained this share of its range after the turn, and ends …"""
+    """A held-out metric that gained this fraction of its range after the turn, and ends …"""
     still_near: float = 0.1
-    """… within this share of it of its best, says that the model keeps getting better: it only grows too sure. A loss
-    that rises by ``critical_rise`` is believed all the same."""
+    """… within this fraction of its range from its best, shows that the model keeps improving and only becomes
+    overconfident. A loss that rises by ``critical_rise`` counts nevertheless."""
     nearly_right: float = 0.95
-    """A held-out share of right answers that ends above this, and …"""
+    """A held-out accuracy that ends above this, and …"""
     right_kept: float = 0.03
-    """… within this of its best, leaves nothing to blame: of the few answers that are wrong the model is too sure."""
+    """… within this of its best, is no failure: the model is only overconfident about the few wrong answers."""
     by_heart: float = 0.1
-    """A training loss that falls below this share of its first value is learnt by heart where the held-out loss …"""
+    """A training loss that falls below this fraction of its first value is memorised if the held-out loss …"""
     never_better: float = 0.05
-    """… was never better than its first by this share …"""
+    """… was never better than its first by this fraction …"""
     untrained: float = 0.9
-    """… and ends above this share of the first training loss, the level of a model that has learnt nothing."""
+    """… and ends above this fraction of the first training loss, the level of a model that has learnt nothing."""
     by_heart_evaluations: int = 10
-    """Evaluations for that: fewer may only be too soon."""
+    """Minimum number of evaluations for that: with fewer it may be too early."""
     apart: float = 3.0
-    """So many times the training loss is a held-out loss of which the model has learnt nothing that counts …"""
+    """A held-out loss of this many times the training loss shows that the model learnt nothing general …"""
     apart_start: float = 1.5
-    """… where both began within this factor, so that they measure the same, …"""
+    """… if both began within this factor, so that they measure the same quantity, …"""
     apart_gain: float = 0.15
-    """… the held-out loss never gained more than this share …"""
+    """… the held-out loss never gained more than this fraction …"""
     apart_rise: float = 0.03
-    """… and has risen by this share from its best, which it reached in the first half."""
+    """… and has risen by this fraction from its best, which it reached in the first half."""
     held_out_points: float = 2.0
-    """A metric with more than this many times the points of the held-out loss is one of training batches."""
+    """A metric with more than this many times the points of the held-out loss is measured on training batches."""
     worse_evaluations: int = 10
-    """Evaluations from which held-out series of which one got worse and none better, or a held-out loss that hardly
-    fell, are a finding …"""
+    """Minimum number of evaluations for a finding if held-out series got worse and none better, or a held-out loss
+    hardly fell …"""
     far_behind: float = 10.0
-    """… where such a loss ends at this many times the training loss."""
+    """… and such a loss ends at this many times the training loss."""
     held_out: HeldOutRule = field(default_factory=HeldOutRule)
-    """When what was held out got worse, or fell behind."""
+    """When held-out series got worse or fell behind."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "overfitting"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Training and held-out losses, perplexities, and metrics; rewards, by which an agent is judged instead."""
+        """Return training and held-out losses, perplexities, metrics, and rewards, which judge an agent instead."""
         return frozenset(("loss", "eval_loss", "metric", "perplexity", "reward"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
@@ -103,7 +108,7 @@ class OverfittingDetector(BaseDetector):
         if not found:
             rule = replace(self, minimum_rise=self.minimum_rise_of_perplexity)
             found = [seen for signal in _perplexities(signals) if (seen := rule._turned(signal, training)) is not None]
-        # What stands in for a loss may be measured in other units, as the root of a squared error is.
+        # A substitute for a loss may be in other units, such as the root of a squared error.
         found = found or [seen for signal in losses if (seen := self._by_heart(signal, training)) is not None]
         most = self.held_out_points * max((len(signal.values) for signal in held_out), default=0)
         metrics = [
@@ -111,7 +116,7 @@ class OverfittingDetector(BaseDetector):
             for signal in of_kind(signals, "metric")
             if "train" not in signal.name.lower() and len(signal.values) <= most
         ]
-        # Beside "val_acc" the "acc" is that of the training data.
+        # Next to "val_acc", "acc" is measured on the training data.
         metrics = [metric for metric in metrics if metric.metadata.get("split") == "eval"] or metrics
         found = [seen for seen in found if not self._only_too_sure(metrics, seen)]
         if not found and (seen := self._got_worse(signals, training)) is not None:
@@ -119,7 +124,7 @@ class OverfittingDetector(BaseDetector):
         return DetectionResult(self.name, tuple(found[:1]))
 
     def _got_worse(self, signals: Sequence[Signal], training: Sequence[Signal]) -> Detection | None:
-        """Find what speaks against a run whose training loss falls, where there is enough of it to be sure."""
+        """Find evidence against a run whose training loss falls, if there is enough of it to be sure."""
         long = [signal for signal in training if np.isfinite(signal.values).sum() >= self.worse_evaluations]
         if of_kind(signals, "reward") or not any(self.held_out.progress.got_better(signal) for signal in long):
             return None
@@ -151,7 +156,7 @@ class OverfittingDetector(BaseDetector):
         return any(self._goes_on(metric, seen) for metric in metrics)
 
     def _is_right(self, metric: Signal) -> bool:
-        """Return whether nearly all held-out answers are right to the end: the few that are not make the loss."""
+        """Return whether nearly all held-out answers are right to the end: the few wrong ones make the loss."""
         values = metric.values[np.isfinite(metric.values)]
         if len(values) < self.minimum_evaluations or float(values.min()) < 0.0:
             return False
@@ -160,7 +165,7 @@ class OverfittingDetector(BaseDetector):
         return self.nearly_right <= end <= 1.0 and end >= float(share.max()) - self.right_kept
 
     def _goes_on(self, metric: Signal, seen: Detection) -> bool:
-        """Return whether a held-out metric kept getting better after the held-out loss turned."""
+        """Return whether a held-out metric kept improving after the held-out loss turned."""
         direction = metric.metadata.get("higher_is_better")
         good = np.isfinite(metric.values)
         values, steps = metric.values[good], metric.steps[good]
@@ -206,9 +211,9 @@ class OverfittingDetector(BaseDetector):
         )
 
     def _by_heart(self, signal: Signal, training: Sequence[Signal]) -> Detection | None:
-        """Find a held-out loss at an untrained model's level while the training loss falls to almost nothing.
+        """Find a held-out loss at the level of an untrained model while the training loss falls to almost nothing.
 
-        It need not rise: what is learnt by heart from the first epoch on never made anything better.
+        It need not rise: memorising from the first epoch never improves it.
         """
         values, steps = signal.values[np.isfinite(signal.values)], signal.steps[np.isfinite(signal.values)]
         if len(values) < self.by_heart_evaluations or values.min() <= 0:
@@ -239,9 +244,9 @@ class OverfittingDetector(BaseDetector):
         return None
 
     def _is_apart(self, held_out: np.ndarray, training: np.ndarray) -> bool:
-        """Return whether two losses that began alike are far apart: one fell to little, the other hardly, and rises.
+        """Return whether two losses that began alike are far apart: one fell far, the other hardly fell and rises.
 
-        Levels are medians of a tenth, which single evaluations do not move.
+        Levels are medians over a tenth of the points, which single evaluations do not affect.
         """
         levels = np.array([float(np.median(part)) for part in np.array_split(held_out, TENTH)])
         first, last = (float(np.median(part)) for part in (np.array_split(training, TENTH)[i] for i in (0, -1)))
@@ -261,20 +266,27 @@ class OverfittingDetector(BaseDetector):
         clear = bool((after[-self.minimum_evaluations :] > best * (1 + self.minimum_rise / 2)).all())
         ruined = end > best * (1 + self.critical_rise)
         start = float(np.median(values[: max(1, len(values) // TENTH)]) if ruined else values[0])
-        # The lowest of n noisy evaluations lies below their level by chance, by about sqrt(2 ln n) times their noise. A
+        # The lowest of n noisy evaluations is below their level by chance, by about sqrt(2 ln n) times their noise. A
         # ruined loss shows in the medians of its tenths, however noisy it is.
         ruined = ruined and self._turns_by_level(values)
         luck = 0.0 if ruined else float(np.sqrt(2.0 * np.log(len(values))))
         least = max(self.minimum_rise * best, (self.noises + luck) * noise, self.minimum_given_up * (start - best))
-        return climbing and clear and end - best >= least
+        return climbing and clear and end - best >= least and not self._swung_before(values, best_at, end)
+
+    def _swung_before(self, values: np.ndarray, best_at: int, end: float) -> bool:
+        """Return whether the loss had left an earlier best as far and for about as long, and recovered."""
+        bests = np.flatnonzero(np.diff(np.minimum.accumulate(values[: best_at + 1]), prepend=np.inf) < 0.0)
+        least = self.swung_share * (len(values) - 1 - best_at)
+        between = [values[i + 1 : j] for i, j in pairwise(bests.tolist())]
+        return any(len(away) >= least and float(away.max()) >= end for away in between if len(away))
 
     def _turns_by_level(self, values: np.ndarray) -> bool:
-        """Return whether the last tenth of many evaluations is above the best one too; few have no tenths."""
+        """Return whether the last tenth of many evaluations is above the best tenth as well; too few have no tenths."""
         levels = [float(np.median(part)) for part in np.array_split(values, TENTH)] if len(values) >= 2 * TENTH else []
         return not levels or levels[-1] >= (1 + self.minimum_rise) * min(levels)
 
     def _training_fell(self, training: Sequence[Signal], turn: float, end: float) -> float | None:
-        """Return how far the training loss kept falling after the turn; None when it did not."""
+        """Return how far the training loss kept falling after the turn, or None if it did not."""
         for signal in training:
             good = np.isfinite(signal.values)
             values, steps = signal.values[good], signal.steps[good]
@@ -292,9 +304,9 @@ class OverfittingDetector(BaseDetector):
 
 
 def _stand_ins(signals: Sequence[Signal]) -> list[Signal]:
-    """Return what may serve as a held-out loss where none is named so: the logarithm of a perplexity, or an error.
+    """Return substitutes for a held-out loss if none has that name: the logarithm of a perplexity, or an error.
 
-    A perplexity that climbs while the training loss falls is not the training data's, whatever it is called.
+    A perplexity that climbs while the training loss falls is not measured on the training data, whatever its name.
     """
     perplexities = [
         replace(signal, values=np.log(np.maximum(signal.values, 1.0)), metadata={**signal.metadata, "logarithm": True})
@@ -312,7 +324,7 @@ def _stand_ins(signals: Sequence[Signal]) -> list[Signal]:
 
 
 def _perplexities(signals: Sequence[Signal]) -> list[Signal]:
-    """Return the perplexities that are not called the training data's."""
+    """Return the perplexities whose names do not refer to the training data."""
     return [
         signal
         for signal in of_kind(signals, "perplexity")

@@ -1,4 +1,4 @@
-"""A run that never learnt: its loss stays where guessing puts it."""
+"""A run that never learnt: its loss stays at the level of guessing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.baseline import Array
 from holdfast.debug.detectors.steps.evidence import FAIR, LIKELY, STRONG, detection
-from holdfast.debug.detectors.steps.select import of_kind
+from holdfast.debug.detectors.steps.select import of_kind, says_training
 from holdfast.debug.detectors.steps.stall import StallRule
 from holdfast.debug.detectors.steps.standstill import StandstillRule
 from holdfast.debug.types import (
@@ -30,7 +30,7 @@ __all__ = ["LossPlateauDetector", "PlateauFacts"]
 
 @dataclass(frozen=True, slots=True)
 class PlateauFacts(Facts):
-    """At what level a loss stopped moving, by what share it fell all the same, and which guess costs that much."""
+    """The level at which a loss stopped, the fraction by which it fell, and the guess that costs as much."""
 
     level: float
     improvement: float
@@ -39,23 +39,23 @@ class PlateauFacts(Facts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPlateauDetector(BaseDetector):
-    """Sees a loss that stays at its first level, or freezes where a constant answer would be."""
+    """Detects a loss that stays at its first level, or stops at the level of a constant answer."""
 
     failure: ClassVar[Failure] = Failure.PLATEAU
     live_span: float = 2000.0
-    """Steps a live run is given: there is time to wait until no run could still be warming up."""
+    """Minimum number of steps of a live run: waiting rules out a run that is still warming up."""
     stall: StallRule = field(default_factory=StallRule)
     """When a loss has not moved."""
     standstill: StandstillRule = field(default_factory=StandstillRule)
-    """When nothing at all got better."""
+    """When nothing at all improved."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "plateau"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Losses; metrics and rewards that may show it learns after all; what shows whether the parameters moved."""
+        """Return losses, metrics and rewards that may show learning, and what shows whether the parameters moved."""
         return frozenset(
             (
                 *("loss", "eval_loss", "perplexity", "metric", "reward", "entropy", "kl", "value_loss"),
@@ -91,8 +91,15 @@ class LossPlateauDetector(BaseDetector):
         return DetectionResult(self.name, (found,))
 
     def _beside_a_loss_that_moved(self, signals: Sequence[Signal], context: DetectionContext) -> Detection | None:
-        """Return what else says that nothing was learnt; a live run may yet find its first reward."""
+        """Return other evidence that nothing was learnt; a live run may yet find its first reward."""
         if context.live:
+            return None
+        if (count := self.stall.score.finds_none(signals)) is not None:
+            claim = (
+                f"is 0 in all {len(count.values)} evaluations, as are the false positives: one answer for every sample"
+            )
+            return self._warned(count, claim, 0.0, {"level": 0.0})
+        if not says_training(signals):
             return None
         if (reward := self.stall.flat_reward(signals, source=context.source)) is not None:
             return self._unrewarded(reward)
@@ -100,9 +107,17 @@ class LossPlateauDetector(BaseDetector):
             return self._frozen(*frozen)
         if (worthless := self.stall.score.find_worthless(signals)) is not None:
             return self._worthless(worthless)
-        if (count := self.stall.score.finds_none(signals)) is not None:
-            claim = f"is 0 in all {len(count.values)} evaluations, as are the false finds: one answer for every sample"
-            return self._warned(count, claim, 0.0, {"level": 0.0})
+        if (guess := self.stall.score.guesses(signals)) is not None:
+            level = float(guess.values[0])
+            claim = (
+                f"is {level:.4g} in all {len(guess.values)} evaluations, and every loss is above the cost of guessing"
+            )
+            return self._warned(guess, claim, level, {"level": level})
+        if (zero := self.stall.score.all_zero(signals)) is not None:
+            claim = (
+                f"is exactly 0 in all {len(zero.values)} evaluations, and so is every other score: nothing is detected"
+            )
+            return self._warned(zero, claim, 0.0, {"level": 0.0})
         if any(self.stall.still_rises(rate) for rate in of_kind(signals, "lr")):
             return None
         stands = self.standstill.find(signals)
@@ -135,7 +150,7 @@ class LossPlateauDetector(BaseDetector):
         what = f"never rises above {best:.3g}" if signal.metadata.get("higher_is_better") else f"stays at {level:.3g}"
         claim = (
             f"{what} in {len(values)} evaluations, steps {steps[0]:g} to {steps[-1]:g}: "
-            "whatever the loss does, nothing was learnt of the task"
+            "whatever the loss does, the task was not learnt"
         )
         return self._warned(signal, claim, level, {"level": level, "best": best})
 

@@ -1,4 +1,4 @@
-"""A policy that collapses: its return falls and stays down, and it answers at random or always the same."""
+"""A policy that collapses: its return falls for good, and its actions become random or always the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ POLICY_COLLAPSE = Failure(
 
 
 _EXTREME = re.compile(r"(^|[^a-z])(max(imum)?|min(imum)?|best|worst|std|var(iance)?)([^a-z]|$)", re.IGNORECASE)
-# Rewards that are learnt or added, not earned: of a discriminator, of curiosity, of shaping.
+# Rewards that are learnt or added, not earned: from a discriminator, curiosity or shaping.
 _NOT_EARNED = re.compile(r"signal|intrinsic|discriminator|bonus|shaping|penalt", re.IGNORECASE)
 
 
@@ -52,7 +52,7 @@ class Answers(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class PolicyFacts(Facts):
-    """What is left of a policy, by its entropy, and whether it moved far in single updates."""
+    """What is left of a policy, judged by its entropy, and whether single updates moved it far."""
 
     answers: Answers
     kl_burst: bool
@@ -60,46 +60,49 @@ class PolicyFacts(Facts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyCollapseDetector(BaseDetector):
-    """Sees a return that gives most of its gain away for good, and an entropy that goes to nothing or back to noise."""
+    """Detects a return that loses most of its gain for good, and an entropy that falls to zero or returns to noise."""
 
     failure: ClassVar[Failure] = POLICY_COLLAPSE
     rise: RiseRule = field(default_factory=lambda: RiseRule(minimum_lost=0.6))
     """When a return has fallen for good: returns swing, so most of the gain must be gone."""
     minimum_points: int = 30
-    """Fewer returns than this show no course."""
+    """Minimum number of returns that show a trend."""
     one_answer: float = 0.02
-    """An entropy below this share of its start leaves one answer …"""
+    """An entropy below this fraction of its start leaves one answer …"""
     one_answer_by: float = 0.5
-    """… and is a collapse by itself, where no return tells, when it comes before this share of the run."""
+    """… and, if no return is logged, is a collapse by itself when it happens before this fraction of the run."""
     noise: float = 0.9
-    """An entropy that ends above this share of its start, after it had fallen …"""
+    """An entropy that ends above this fraction of its start, after it had fallen …"""
     noise_dip: float = 0.8
-    """… below this share of it, is back at noise."""
+    """… below this fraction of it, is back at noise."""
     kl_burst: float = 20.0
-    """A KL divergence this many times its median is an update that went too far …"""
+    """A KL divergence of this many times its median is an update that went too far …"""
     kl_points: int = 12
     """… among at least this many."""
     reward: RewardRule = field(default_factory=RewardRule)
-    """When a return whose episodes differ by much has lost all it had gained."""
+    """When a return whose episodes vary widely has lost all it had gained, and when a policy settled for nothing."""
     shape: ShapeRule = field(default_factory=ShapeRule)
     """How a series is reduced to its level and its noise."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "policy_collapse"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Returns; entropies and KL divergences, which say what became of the policy."""
+        """Return returns, and entropies and KL divergences, which show the state of the policy."""
         return frozenset(("reward", "entropy", "kl"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at the longest return, of equal ones at a mean; at entropy alone only where no return was logged."""
+        """Examine the longest return, preferring a mean; examine entropy alone only if no return was logged."""
         entropies = [signal for signal in of_kind(signals, "entropy") if len(signal.values) >= self.minimum_points]
         burst = self._burst(of_kind(signals, "kl"))
         returns = sorted(of_kind(signals, "reward"), key=_usefulness)
         if returns:
             found = self._fallen(returns[0], entropies, burst)
+            # A live run may yet find its first reward.
+            settled = None if found or context.live else self.reward.settled_for_nothing(signals)
+            found = found if settled is None else self._for_nothing(*settled, burst)
         else:
             found = next((seen for signal in entropies if (seen := self._one_answer(signal, burst)) is not None), None)
         return DetectionResult(self.name, () if found is None else (found,))
@@ -155,8 +158,26 @@ class PolicyCollapseDetector(BaseDetector):
             beside=beside,
         )
 
+    def _for_nothing(self, signal: Signal, entropy: Signal, burst: Evidence | None) -> Detection:
+        level = float(np.nanmean(signal.values))
+        start, end = (abs(float(entropy.values[np.isfinite(entropy.values)][at])) for at in (0, -1))
+        claim = f"fell from {start:.3g} to {end:.3g}: the policy has settled"
+        told = Evidence(entropy.name, claim, {"start": start, "end": end})
+        return detection(
+            self.failure,
+            signal,
+            f"stays at {level:.4g} over {len(signal.values)} points while the policy settles",
+            severity=Severity.WARNING,
+            confidence=LIKELY,
+            first=float(signal.steps[0]),
+            last=float(signal.steps[-1]),
+            numbers={"level": level},
+            facts=PolicyFacts(Answers.ONE, burst is not None),
+            beside=(told,) if burst is None else (told, burst),
+        )
+
     def _answers(self, entropies: Sequence[Signal]) -> tuple[Answers, Evidence | None]:
-        """Return what the entropy says of the policy's answers at the end."""
+        """Return what the entropy says about the policy's answers at the end."""
         for signal in entropies:
             shape = self.shape.of(replace(signal, values=np.abs(signal.values)))
             if shape is None or shape.start <= 0:
@@ -210,6 +231,6 @@ class PolicyCollapseDetector(BaseDetector):
 
 
 def _usefulness(signal: Signal) -> tuple[bool, int, bool]:
-    """Return the sort key for the most telling return: earned, then long, then no extreme of the episodes."""
+    """Return the sort key for the most informative return: earned, then long, then not an extreme over episodes."""
     earned = not _NOT_EARNED.search(signal.name)
     return not earned, -len(signal.values), bool(_EXTREME.search(signal.name))

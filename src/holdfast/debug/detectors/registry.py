@@ -1,6 +1,6 @@
-"""The detectors holdfast runs by default, found by looking into this package, and how to give them other thresholds.
+"""The detectors that run by default, discovered in this package, and how to change their thresholds.
 
-A module of this package that defines a detector adds it: there is no list to keep.
+A module of this package that defines a detector registers it; there is no list to maintain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["default_detectors", "detector_types", "known_failures"]
 
 @cache
 def detector_types() -> Mapping[str, type[BaseDetector]]:
-    """Return every detector of this package by its name, the failures of lower rank first."""
+    """Return every detector of this package by name, failures of lower rank first."""
     package = __name__.rpartition(".")[0]
     path = importlib.import_module(package).__path__
     modules = [importlib.import_module(f"{package}.{m.name}") for m in pkgutil.iter_modules(path) if not m.ispkg]
@@ -36,7 +36,7 @@ def detector_types() -> Mapping[str, type[BaseDetector]]:
 
 @cache
 def known_failures() -> tuple[Failure, ...]:
-    """Return what these detectors can name."""
+    """Return the failures that these detectors can report."""
     return tuple(kind.failure for kind in detector_types().values() if kind.failure is not None)
 
 
@@ -44,8 +44,8 @@ def default_detectors(thresholds: Mapping[str, Mapping[str, float]] | None = Non
     """Build one detector of every kind.
 
     Args:
-        thresholds: detector name → its options, e.g. ``{"spike": {"minimum_noises": 12, "rise.minimum_lost": 0.3}}``.
-            A threshold of a rule is ``rule.threshold``; the bare name means the first one of that name.
+        thresholds: detector name → its options, e.g. ``{"spike": {"minimum_noises": 12, "rise.minimum_lost": 0.3}}``. A
+            threshold of a rule is ``rule.threshold``; a bare name means the first threshold of that name.
 
     Raises:
         ConfigError: unknown detector or option.

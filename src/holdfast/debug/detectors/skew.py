@@ -1,4 +1,4 @@
-"""Data at serving time that is not the data of training time."""
+"""Serving data that differs from the training data."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["TrainingServingSkewDetector"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingServingSkewDetector(BaseDetector):
-    """Sees distances between distributions above their usual limits, and a model that is worse where it is used."""
+    """Detects distances between distributions above the usual limits, and a model that is worse in production."""
 
     failure: ClassVar[Failure] = Failure.SKEW
     psi: float = 0.25
-    """The population stability index above which a distribution has shifted, in the usual reading of scorecards."""
+    """The population stability index above which a distribution has shifted, as usually read in credit scoring."""
     ks: float = 0.2
     """The Kolmogorov–Smirnov distance: a fifth of the data has moved."""
     kl: float = 0.5
@@ -33,27 +33,27 @@ class TrainingServingSkewDetector(BaseDetector):
     scale: float = 1.0
     """Multiplies these four limits."""
     gap: float = 1.1
-    """How many times the held-out loss the serving loss must be."""
+    """Minimum ratio of the serving loss to the held-out loss."""
     least_gap: float = 1.03
-    """How many times it must be at every one of the last evaluations."""
+    """Minimum ratio at each of the last evaluations."""
     minimum_evaluations: int = 3
-    """Evaluations both must share."""
+    """Minimum number of evaluations that both have."""
     most: int = 3
-    """Features that are reported, the farthest first."""
+    """Maximum number of features reported, largest distance first."""
     surest: float = 5.0
-    """A distance of this many times its limit is as sure as it gets."""
+    """The multiple of its limit at which a distance has maximum confidence."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "skew"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Return distances between distributions, and losses and metrics on both sides."""
+        """Return distances between distributions, and losses and metrics of training and serving."""
         return frozenset(("distribution", "eval_loss", "loss", "metric"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at distances first, then at the gap between held-out and serving losses."""
+        """Examine distances first, then the gap between held-out and serving losses."""
         far = [pair for signal in of_kind(signals, "distribution") if (pair := self._distance(signal)) is not None]
         found = [seen for _, seen in sorted(far, key=lambda pair: -pair[0])]
         if not found:
@@ -72,9 +72,7 @@ class TrainingServingSkewDetector(BaseDetector):
         if late < limit:
             return None
         first = float(signal.steps[int(np.argmax(signal.values > limit))])
-        claim = (
-            f"{statistic.upper()} of {late:.3g} from step {first:g} on, where {limit:g} is already another distribution"
-        )
+        claim = f"{statistic.upper()} of {late:.3g} from step {first:g} on, above the limit of {limit:g}"
         return late / limit, self._told(signal, first, claim, late / limit, {"distance": late, "limit": limit})
 
     def _gap(self, signal: Signal, signals: Sequence[Signal]) -> Detection | None:

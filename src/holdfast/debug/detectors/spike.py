@@ -1,9 +1,9 @@
-"""A loss that jumps and comes back (or was coming back when the log ended)."""
+"""A loss that jumps and recovers, or was recovering when the log ended."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from holdfast.debug.detectors.steps.evidence import LIKELY, detection, graded
 from holdfast.debug.detectors.steps.periodic import PeriodRule, Swing
 from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.detectors.steps.rise import Rise, RiseRule
-from holdfast.debug.detectors.steps.select import SelectRule, of_kind, total_gradient_norms
+from holdfast.debug.detectors.steps.select import SelectRule, is_adversarial, of_kind, total_gradient_norms
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Facts, Failure, Severity, Signal
 
 __all__ = ["LossSpikeDetector", "SpikeFacts"]
@@ -23,9 +23,9 @@ __all__ = ["LossSpikeDetector", "SpikeFacts"]
 
 @dataclass(frozen=True, slots=True)
 class SpikeFacts(Facts):
-    """How often a loss jumped, how far, whether it came back, whether it does so with a fixed period, and for how long.
+    """How often a loss jumped, how far, whether it recovered, whether it recurs with a fixed period, and for how long.
 
-    ``widest`` is the points of the longest jump; 0 where it is no jump.
+    ``widest`` is the number of points of the longest jump; 0 if there is none.
     """
 
     count: int
@@ -38,86 +38,102 @@ class SpikeFacts(Facts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpikeDetector(BaseDetector):
-    """Sees several consecutive losses far above their surroundings."""
+    """Detects several consecutive losses far above their surroundings."""
 
     failure: ClassVar[Failure] = Failure.SPIKE
     burst: BurstRule = field(default_factory=BurstRule)
     """How far above, and for how long."""
     rise: RiseRule = field(default_factory=RiseRule)
-    """When a loss ends above its best; what was coming back is a spike."""
+    """When a loss ends above its best; one that was recovering is a spike."""
     period: PeriodRule = field(default_factory=PeriodRule)
     """When a loss swings with a fixed period."""
     short: int = 6
-    """In a log of fewer points only an unmistakable jump counts."""
+    """In a log with fewer points than this only an unmistakable jump counts."""
     short_ratio: float = 5.0
-    """Such a jump: this many times all that came before, with the gradients agreeing …"""
+    """Such a jump is this many times all earlier losses if the gradients agree …"""
     short_alone: float = 20.0
     """… or this many times without them."""
     short_noise: float = 0.1
-    """The noise taken for granted in such a log, relative to the level."""
+    """The noise assumed in such a log, relative to the level."""
     confirmed_ratio: float = 2.0
     """A loss that at least doubles …"""
     confirmed_norm: float = 10.0
-    """… while a gradient norm reaches this many times all it was before is believed at one point."""
+    """… while a gradient norm reaches this many times all its earlier values counts with a single point."""
     confirmed_points: int = 200
-    """The norms before that are looked at."""
+    """Number of norms before it that are compared."""
     back: float = 0.7
-    """A jump that had come back by less than this share when the log ended is critical."""
+    """A jump that had recovered by less than this fraction when the log ended is critical."""
     learns: float = 0.9
-    """A loss that swings, and ends below this share of its level half-way, learns all the same."""
+    """A loss that swings, and ends below this fraction of its level half-way, still learns."""
     forgotten: float = 0.5
-    """The worst jump of a run that came back and ends below this share of the level before it is reported, not blamed:
-    it cost steps, and nothing of what was learnt."""
+    """If the run recovered and ends below this fraction of the level before it, its worst jump is information only: it
+    cost steps but nothing that was learnt. A jump that lasted for ``slow`` of the run, at more than ``mild`` times the
+    start of the run, counts."""
+    forgotten_in_games: float = 1.0
+    """The same if two models are trained against each other: each makes the other's loss jump."""
     few_given_up: float = 0.5
-    """The share of what was gained since the start that fewer points than ``burst.minimum_points`` must give up: near
-    zero a loss of small batches differs by factors."""
+    """The fraction of the gain since the start that fewer than ``burst.minimum_points`` points must lose: near zero,
+    losses of small batches differ by factors."""
     brief: float = 0.003
-    """Jumps that took at most this share of the run's points between them …"""
+    """Jumps that took at most this fraction of the run's points in total …"""
     brief_ratio: float = 3.0
-    """… stayed below this many times the level before, and left the run …"""
+    """… stayed below this many times the level before …"""
+    tiny: float = 0.05
+    """… or, within ``tiny_points`` of the run, rose by less than this fraction of how far the loss had fallen since its
+    first point, as losses of small batches near zero do …"""
+    tiny_points: float = 0.01
+    """The fraction of the run's points for that."""
     brief_end: float = 1.1
-    """… to end below this many times that level are reported, not blamed: nothing of them is left."""
+    """… and after which the run ends below this many times that level are information only: they left no trace."""
+    slow: float = 0.1
+    """A loss that was above its level for this fraction of the run's points, recovered to below ``brief_end`` times it
+    …"""
+    mild: float = 3.0
+    """… stayed below this many times that level, and below the start of the run, changed slowly, as it does when the
+    task or the data change: it is information only. A higher loss had lost what the run knew while it lasted; in a live
+    run it is not yet known whether it recovers for good."""
     habit_jumps: int = 20
     """At least this many jumps …"""
     habit_tenths: int = 5
-    """… spread over this many tenths of the run show how its batches differ, and are no event …"""
+    """… spread over this many tenths of the run show how its batches vary, and are not events …"""
     habit_end: float = 0.5
-    """… where it ends below this share of its start: they are reported, not blamed."""
+    """… if it ends below this fraction of its start: they are information only."""
     strong_points: int = 3
-    """So many high points make a spike as sure as it gets."""
+    """The number of high points at which a spike has maximum confidence."""
     reward: RewardRule = field(default_factory=RewardRule)
-    """When an agent gets better, whatever its losses do."""
+    """When an agent improves, whatever its losses do."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
     shape: ShapeRule = field(default_factory=ShapeRule)
     """How a series is reduced to its level and its noise."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "spike"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Losses; gradient norms to confirm a jump of a single point; learning rates, whose cycles are no fault."""
+        """Return losses, gradient norms to confirm a jump of one point, and learning rates to allow for cycles."""
         return frozenset(("loss", "grad_norm", "perplexity", "lr", "reward"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at every total loss."""
+        """Examine every total loss."""
         if self.reward.holds(signals):
             return DetectionResult(self.name)
         norms, rates = total_gradient_norms(signals), of_kind(signals, "lr")
+        rule = replace(self, forgotten=self.forgotten_in_games) if is_adversarial(signals) else self
         found: list[Detection] = []
         for signal in self.select.training_losses(signals):
             shape = self.shape.of(signal)
             if shape is None or shape.is_signed:
                 continue
-            seen = self._jump_or_swing(signal, shape, norms, rates)
+            seen = rule._jump_or_swing(signal, shape, norms, rates, live=context.live)
             if seen is not None and self._matters(seen, signal, signals):
                 found.append(seen)
         return DetectionResult(self.name, tuple(found))
 
     def _jump_or_swing(
-        self, signal: Signal, shape: Shape, norms: Sequence[Signal], rates: list[Signal]
+        self, signal: Signal, shape: Shape, norms: Sequence[Signal], rates: list[Signal], *, live: bool
     ) -> Detection | None:
         if shape.count < self.short:
             return self._short_log(signal, shape, norms)
@@ -128,28 +144,46 @@ class LossSpikeDetector(BaseDetector):
         kept = self._believed(shape, norms) or self._slow_or_early(shape, risen=rise is not None, turns=turns)
         if kept:
             before = rise is None or rise.certain_step > kept[0].certain_step
-            return (
-                self._jumped(signal, kept, at_end=False, forgotten=self._is_forgotten(shape, kept)) if before else None
-            )
+            forgotten = self._is_forgotten(shape, kept, live=live)
+            return self._jumped(signal, kept, at_end=False, forgotten=forgotten) if before else None
         swing = None if turns or rise is not None else self.period.swing(signal, rates)
         return None if swing is None else self._swinging(signal, shape, swing)
 
-    def _is_forgotten(self, shape: Shape, jumps: Sequence[Rise]) -> bool:
-        """Return whether nothing is left of the jumps: the run ends far below them, or they were brief and mild."""
+    def _is_forgotten(self, shape: Shape, jumps: Sequence[Rise], *, live: bool) -> bool:
+        """Return whether nothing is left of the jumps: the run ends far below them, or they were brief and mild.
+
+        A slow and mild hump that recovered completely is not a jump.
+        """
+        jumps = [jump for jump in jumps if live or not self._is_slow(shape, jump)]
+        if not jumps:
+            return True
         worst = max(jumps, key=lambda jump: jump.height)
-        brief = sum(jump.points for jump in jumps) <= self.brief * shape.count and worst.ratio < self.brief_ratio
+        share = sum(jump.points for jump in jumps) / shape.count
+        tiny = share <= self.tiny_points and worst.height < self.tiny * (float(shape.values[0]) - worst.before)
+        brief = tiny or (share <= self.brief and worst.ratio < self.brief_ratio)
+        if any(jump.points >= self.slow * shape.count and jump.peak > self.mild * shape.start for jump in jumps):
+            return False
         left = max(self.forgotten, self.brief_end if brief else 0.0)
         return shape.end < left * worst.before or self._is_habit(shape, jumps)
 
+    def _is_slow(self, shape: Shape, jump: Rise) -> bool:
+        """Return whether a loss rose slightly over a large part of the run, and ends where it was before."""
+        if shape.end > self.brief_end * jump.before or jump.ratio >= self.mild or jump.peak > shape.start:
+            return False
+        first, last = np.searchsorted(shape.steps, (jump.first_step, jump.last_step))
+        low = np.flatnonzero(shape.level[last // shape.width :] <= self.brief_end * jump.before)
+        back = last + (int(low[0]) if len(low) else 0) * shape.width
+        return bool(back - first >= self.slow * shape.count)
+
     def _is_habit(self, shape: Shape, jumps: Sequence[Rise]) -> bool:
-        """Return whether jumps are frequent throughout a run that learns: they are its noise then."""
+        """Return whether jumps are frequent throughout a run that learns: they are then its noise."""
         if len(jumps) < self.habit_jumps or shape.end >= self.habit_end * shape.start:
             return False
         places = np.searchsorted(shape.steps, [jump.certain_step for jump in jumps])
         return len(np.unique(places * TENTH // shape.count)) >= self.habit_tenths
 
     def _believed(self, shape: Shape, norms: Sequence[Signal]) -> list[Rise]:
-        """Return the bursts that are more than noise; the first moments of a run are all over the place."""
+        """Return the bursts that are more than noise; the first points of a run vary widely."""
         factor = shape.factor_noise()
         begun = float(shape.steps[0] + self.burst.early_span * (shape.steps[-1] - shape.steps[0]))
         return [
@@ -171,7 +205,7 @@ class LossSpikeDetector(BaseDetector):
         return [jump for jump in (early, hump) if jump is not None]
 
     def _short_log(self, signal: Signal, shape: Shape, norms: Sequence[Signal]) -> Detection | None:
-        """Find spikes in a handful of lines: many times the level, with the gradients agreeing."""
+        """Find spikes in a log of a few lines: many times the level, confirmed by the gradients."""
         worst = int(np.argmax(shape.values))
         before = shape.values[:worst]
         if worst == 0 or shape.values[worst] < self.short_ratio * float(np.max(before)):
@@ -192,7 +226,7 @@ class LossSpikeDetector(BaseDetector):
         return self._jumped(signal, [rise], at_end=True) if sure else None
 
     def _confirmed(self, burst: Rise, norms: Sequence[Signal]) -> bool:
-        """Return whether a gradient norm jumped while a loss at least doubled: one high point may then be believed."""
+        """Return whether a gradient norm jumped while a loss at least doubled: one high point is then enough."""
         if burst.ratio < self.confirmed_ratio:
             return False
         for norm in norms:
@@ -204,7 +238,7 @@ class LossSpikeDetector(BaseDetector):
         return False
 
     def _matters(self, seen: Detection, signal: Signal, signals: Sequence[Signal]) -> bool:
-        """Return whether a jump is no change of what is minimised, and large beside the other parts of the loss."""
+        """Return whether a jump is not a change of objective, and is large compared with other parts of the loss."""
         numbers = seen.evidence[0].numbers
         if self.select.is_objective_change(signals, signal, seen.certain_step or 0.0):
             return False
@@ -243,7 +277,7 @@ class LossSpikeDetector(BaseDetector):
 
     def _swinging(self, signal: Signal, shape: Shape, swing: Swing) -> Detection:
         every = f"{swing.period:g} steps" if swing.period > 0 else f"{swing.points} points"
-        # A loss that keeps falling through its swings is reported, and not blamed.
+        # A loss that keeps falling through its swings is information only.
         learns = shape.end < self.learns * float(shape.level[len(shape.level) // 2])
         return detection(
             self.failure,

@@ -1,4 +1,4 @@
-"""Time that is lost: a rank slower than the rest, and a loader that lets the model wait."""
+"""Lost time: a rank slower than the rest, and a data loader that makes the model wait."""
 
 from __future__ import annotations
 
@@ -17,38 +17,39 @@ from holdfast.debug.types import Detection, DetectionContext, DetectionResult, F
 __all__ = ["DataStarvationDetector", "StragglerDetector"]
 
 TINY_TIME = 1e-12
-"""Times are at least this, so that their ratios are finite."""
+"""Minimum time, so that ratios are finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerDetector(BaseDetector):
-    """Sees a rank whose steps take longer than the others', step after step."""
+    """Detects a rank whose steps consistently take longer than the others'."""
 
     failure: ClassVar[Failure] = Failure.STRAGGLER
     slowdown: float = 1.3
-    """How many times the others' median time."""
+    """Minimum ratio to the median time of the others."""
     share: float = 0.6
-    """At what share of the steps it must be the slow one: ranks that take turns are no stragglers."""
+    """Minimum fraction of the steps at which it must be the slow one: ranks that take turns are no stragglers."""
     minimum_points: int = 8
-    """Fewer steps than this say nothing."""
+    """Minimum number of steps."""
     smoothed_points: int = 40
-    """From n steps on the ranks are compared over stretches: single steps differ by factors on a busy machine."""
+    """From this many steps the ranks are compared over smoothed times: single steps differ by factors on a busy
+    machine."""
     smooth_reach: int = 4
-    """Steps on either side of such a stretch."""
+    """Number of steps on either side that are smoothed over."""
     spreads: float = 2.0
-    """How far out of the others' own spread."""
+    """Minimum distance from the others, in units of their spread."""
     quiet_quantile: float = 0.2
-    """Even the faster steps, up to this quantile …"""
+    """Even its faster steps, up to this quantile …"""
     quiet_slowdown: float = 1.1
     """… must take this many times as long."""
     minimum_share: int = 4
-    """The slow stretch covers at least one in n steps."""
+    """The slow range covers at least 1/n of the steps."""
     surest: float = 2.0
-    """A rank this many times as slow is as sure as it gets."""
+    """The ratio at which a slow rank has maximum confidence."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "straggler"
 
     def get_required_signals(self) -> frozenset[str]:
@@ -68,7 +69,7 @@ class StragglerDetector(BaseDetector):
             found = [
                 seen for row, rank in enumerate(ranks) if (seen := self._slow(table, row, replicas[rank])) is not None
             ]
-            # With two ranks one is always the slower; with more, "most ranks are slow" means none is.
+            # With two ranks one is always slower; with more, "most ranks are slow" means that none is.
             if found and len(found) * 2 <= len(ranks):
                 return DetectionResult(self.name, tuple(found))
         return DetectionResult(self.name)
@@ -78,7 +79,7 @@ class StragglerDetector(BaseDetector):
         ratio = table[row] / np.maximum(np.median(rest, axis=0), TINY_TIME)
         if count >= self.smoothed_points:
             ratio = running_median(ratio, self.smooth_reach)
-        # Where does it begin to be slow for good? From its first slow step on.
+        # It is slow for good from its first slow step.
         slow = ratio > self.slowdown
         begin = int(np.argmax(slow)) if slow.any() else count
         stretch = ratio[begin:]
@@ -107,25 +108,25 @@ class StragglerDetector(BaseDetector):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataStarvationDetector(BaseDetector):
-    """Sees steps that are mostly spent waiting for data."""
+    """Detects steps that are mostly spent waiting for data."""
 
     failure: ClassVar[Failure] = Failure.DATA_STARVATION
     share: float = 0.4
-    """The share of the step time that goes into waiting."""
+    """Minimum fraction of the step time spent waiting."""
     minimum_points: int = 10
-    """Fewer steps than this say nothing."""
+    """Minimum number of steps."""
     severe_share: float = 0.75
-    """From this share on the wait is most of the bill: a warning. Below, it costs time and no quality: a remark."""
+    """From this fraction the wait is a warning; below, it costs time but no quality and is information only."""
     warm_up: float = 0.1
-    """The share of the first steps that is left out: they compile, fill caches and fill the loader's queue."""
+    """The fraction of first steps that is left out: they compile, fill caches and fill the loader's queue."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "data_starvation"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Loader times and step times."""
+        """Return loader times and step times."""
         return frozenset(("data_time", "step_time"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:

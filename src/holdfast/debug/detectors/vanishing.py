@@ -1,4 +1,4 @@
-"""Gradients that fade away, or are zero, while the loss is still high; or that stop altogether."""
+"""Gradients that fade, or are zero, while the loss is still high; or that stop altogether."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ __all__ = ["GradientVanishingDetector", "VanishingFacts"]
 
 @dataclass(frozen=True, slots=True)
 class VanishingFacts(Facts):
-    """How small the gradients became: 0 where they are exactly zero, from the first step or from a later one on."""
+    """How small the gradients became: 0 if they are exactly zero, from the first step or a later one."""
 
     ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientVanishingDetector(BaseDetector):
-    """Sees gradient norms that fade while the loss stays stuck; a converging run's gradients fade with its loss.
+    """Detects gradient norms that fade while the loss is stuck; in a converging run they fade with the loss.
 
-    One that was a number and is exactly 0 from some step to the end needs no stuck loss: nothing is trained any more,
-    or what is recorded is not the gradient that trains.
+    A norm that becomes exactly 0 and stays so to the end needs no stuck loss: nothing is trained any more, or the
+    recorded gradient is not the one that trains.
     """
 
     failure: ClassVar[Failure] = Failure.VANISHING
     fade: float = 0.15
-    """The share of its early value a gradient norm must fall below."""
+    """Maximum fraction of its early value that a faded gradient norm has left."""
     layer_fade: float = 1e-4
-    """The share of the other layers' norms below which one layer's has vanished."""
+    """The fraction of the other layers' norms below which the norm of one layer has vanished."""
     minimum_points: int = 16
-    """Fewer gradient norms have no early and no late part."""
+    """Minimum number of gradient norms for an early and a late part."""
     part: int = 8
-    """Early and late are the first and the last one in n points."""
+    """Early and late are the first and the last 1/n of the points."""
     minimum_layers: int = 3
-    """Fewer layers give no comparison."""
+    """Minimum number of layers for a comparison."""
     zero_digits: float = 1e-3
-    """A norm printed as 0 is 0 only where others show digits below this share of the usual one."""
+    """A norm printed as 0 counts as 0 only if others show digits below this fraction of the usual norm."""
     learnt: float = 0.01
-    """A loss that ends below this share of where it began has little left to make a gradient of."""
+    """A loss that ends below this fraction of its start has little left to give a gradient."""
     still_falls: float = 0.05
-    """A loss that falls by more than this share after its gradient has stopped is trained by another."""
+    """A loss that falls by more than this fraction after its gradient has stopped is trained by another gradient."""
     stall: StallRule = field(default_factory=StallRule)
     """When the loss is stuck."""
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The name used in reports."""
         return "vanishing"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Gradient norms, with losses and metrics to tell stuck from finished."""
+        """Return gradient norms, with losses and metrics to tell stuck from finished."""
         return frozenset(("grad_norm", "loss", "eval_loss", "metric", "reward"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Compare, only if the loss is stuck, the gradients with their beginning, and layers with each other."""
+        """Compare gradients with their start, and layers with each other, if the loss is stuck."""
         norms, layers, zero = (
             total_gradient_norms(signals),
             layered(signals, "grad_norm"),
@@ -85,7 +85,7 @@ class GradientVanishingDetector(BaseDetector):
         return DetectionResult(self.name, tuple(found[:1]))
 
     def _zero(self, signal: Signal, stall: Stall) -> Detection:
-        """Find gradients of exactly zero beside a loss that does not move: no step was ever taken."""
+        """Find gradients of exactly zero while the loss does not move: no step was ever taken."""
         where = f", the level of {stall.guess}" if stall.guess else ""
         claim = f"is exactly 0 at all {len(signal.values)} points while the loss stays at {stall.level:.4g}{where}"
         return detection(
@@ -101,7 +101,7 @@ class GradientVanishingDetector(BaseDetector):
         )
 
     def _stopped(self, norm: Signal, loss: Signal) -> Detection | None:
-        """Find a gradient that was a number, and is exactly zero from some step to the end."""
+        """Find a gradient that becomes exactly zero at some step and stays so to the end."""
         last = int(np.flatnonzero(norm.values != 0.0)[-1])
         before, zeros = norm.values[: last + 1], len(norm.values) - last - 1
         before = before[np.isfinite(before) & (before != 0.0)]
@@ -120,7 +120,7 @@ class GradientVanishingDetector(BaseDetector):
         if level <= self.learnt * float(np.median(values[: self.part])):
             return None
         falls = level < (1.0 - self.still_falls) * float(np.median(until))
-        beside = "falls all the same: this is not the gradient that trains it" if falls else f"is {level:.4g}"
+        beside = "falls nevertheless: this is not the gradient that trains it" if falls else f"is {level:.4g}"
         return detection(
             self.failure,
             norm,

@@ -1,4 +1,4 @@
-"""From raw logs and metrics to signals: formats are recognised, names are unified, kinds of gaps are distinguished."""
+"""From raw logs and metrics to signals: detects formats, unifies names and distinguishes kinds of gaps."""
 
 from __future__ import annotations
 

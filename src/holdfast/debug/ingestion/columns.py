@@ -1,6 +1,6 @@
-"""From named columns, whatever file or object they came from, to signals.
+"""From named columns, whatever their source, to signals.
 
-Finds the step and epoch columns, takes rows of several ranks, layers or splits apart, and understands the long form
+Finds the step and epoch columns, separates the rows of several ranks, layers or splits, and reads the long form
 (``step, metric, value``) as well as the wide one.
 """
 
@@ -20,7 +20,7 @@ from holdfast.debug.ingestion.reading_rules import RestartRule
 from holdfast.debug.ingestion.restarts import Counters, divide_runs
 from holdfast.debug.ingestion.steps import fill_gaps, repair_steps
 from holdfast.debug.ingestion.table import Column, Table
-from holdfast.debug.ingestion.unnamed import named_by_context
+from holdfast.debug.ingestion.unnamed import is_episode_table, named_by_context
 from holdfast.debug.types import LOSS_LIKE, Signal
 
 __all__ = ["Reading", "dense", "main_column", "read_columns", "restrict"]
@@ -35,23 +35,29 @@ _TAG_NAMES = frozenset(("metric", "tag", "key", "metric_name", "name", "variable
 _SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
 _VALUE_NAMES = frozenset(("value", "values", "scalar", "metric_value"))
 _TRIAL_NAMES = frozenset(("trial", "trial_id", "trial_number", "trial_num", "trial_index"))
-_MOST_GROUPS = 4096
+_MAX_GROUPS = 4096
 _WHOLE_RUN = frozenset(("total_timesteps", "time_total_timesteps", "global_step", "trainer_global_step", "total_steps"))
 MIN_FILES = 8
-"""Rows that each name another file from which a table lists samples."""
+"""Minimum number of rows, each naming a different file, for a table to be a list of samples."""
+MIN_COUNTED = 20
+"""Minimum number of rows that show that a column named after steps does not count them …"""
+MAX_BACK = 0.4
+"""… if more than this fraction of the rows go back: of random numbers half do …"""
+MIN_RESTARTS = 0.5
+"""… and less than this fraction of those go back to the minimum, as a counter that restarts does."""
 MIN_RESULTS = 3
-"""Different words in a column from which they name what each row is about: two may be yes and no."""
+"""Minimum number of different words in a column for them to name what each row is about: two may be yes and no."""
 _LETTER = re.compile(r"[^\W\d_]")
 _DIGIT = re.compile(r"\d")
 _FILE = re.compile(r"[\w)-]\.[A-Za-z]\w{1,4}$")
-_WEIGHTS = re.compile(r"\.(?:pt|pth|ckpt|bin|h5|hdf5|keras|safetensors|pkl|onnx)$")  # Each stands for a step.
+_WEIGHTS = re.compile(r"\.(?:pt|pth|ckpt|bin|h5|hdf5|keras|safetensors|pkl|onnx)$")  # Each represents a step.
 _INDEX = re.compile(r"^Unnamed: \d+$")
 _TAG_IN_FILE = re.compile(r"tag-(.+?)(?:\.csv)?$", re.IGNORECASE)
 
 
 @dataclass(slots=True)
 class Reading:
-    """The outcome of reading columns."""
+    """The result of reading columns."""
 
     signals: list[Signal] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -60,7 +66,7 @@ class Reading:
     later: list[Reading] = field(default_factory=list)
     """The runs that follow in the same rows."""
     rows: tuple[int, int] | None = None
-    """The rows of this run, where there are several."""
+    """The rows of this run, if there are several."""
 
 
 def read_columns(
@@ -72,13 +78,13 @@ def read_columns(
     divide: bool = True,
     limits: Limits | None = None,
 ) -> Reading:
-    """Read ``count`` rows of numeric ``columns`` and of ``labels`` (one word per row, None where a row has none).
+    """Read ``count`` rows of numeric ``columns`` and of ``labels`` (one word per row, None if a row has none).
 
     Several runs in the rows are separated, unless ``divide`` is false.
     """
     reading, limits = Reading(), limits or Limits()
     rule = limits.restarts
-    # Ranges beside each value in a W&B download, and the index that pandas writes under no name.
+    # Ranges next to each value in a W&B download, and the unnamed index that pandas writes.
     columns = [c for c in columns if c.name and not c.name.endswith(("__MIN", "__MAX")) and not _INDEX.match(c.name)]
     columns = _from_long_form(columns, labels)
     step, epoch = _choose(columns, STEP_NAMES, count), _choose(columns, EPOCH_NAMES, count)
@@ -95,7 +101,7 @@ def read_columns(
     rest = named_by_context(rest, source_name, limits.lists)
     steps = dense(step if step is not None else epoch, count, None)
     epochs = dense(epoch, count, None) if step is not None and epoch is not None else None
-    # An epoch is never counted again within a run: where it serves as the step, going back begins another.
+    # An epoch never repeats within a run: if it serves as the step, going back starts another.
     whole = step is None or plain(step.name) in _WHOLE_RUN
     begins = _begins(steps, epochs, rest, groups, whole_run=whole, rule=rule) if divide and reading.has_step else [0]
     for begin, end in zip(begins, [*begins[1:], count], strict=True):
@@ -125,7 +131,7 @@ def read_columns(
 
 
 def _names_files(labels: Mapping[str, NDArray[Any]]) -> bool:
-    """Return whether a column names another file in each row: the rows are samples and not steps of a run."""
+    """Return whether a column names a different file in each row: the rows are samples, not steps of a run."""
     for words in labels.values():
         named = [word for word in words.tolist() if isinstance(word, str)]
         distinct = len(words) >= MIN_FILES and len(set(named)) == len(words)
@@ -135,9 +141,9 @@ def _names_files(labels: Mapping[str, NDArray[Any]]) -> bool:
 
 
 def _of_trials(columns: list[Column], labels: Mapping[str, NDArray[Any]], count: int) -> list[Column]:
-    """Return the columns, marked where each row is another trial of a search over settings.
+    """Return the columns, marked if each row is another trial of a hyperparameter search.
 
-    What an agent earns in a trial is an episode's.
+    What an agent earns in a trial is the reward of an episode.
     """
     meanings = [column.meaning or meaning_of(column.name) for column in columns]
     told: list[NDArray[Any]] = [words for name, words in labels.items() if plain(name) in _TRIAL_NAMES]
@@ -153,11 +159,13 @@ def _of_trials(columns: list[Column], labels: Mapping[str, NDArray[Any]], count:
 
 
 def _lists_results(columns: Sequence[Column], labels: Mapping[str, NDArray[Any]]) -> bool:
-    """Return whether the rows are results of several things, named in a column of words, and no steps of one run.
+    """Return whether the rows are results for several items named in a column of words, not steps of one run.
 
-    Of data sets, methods, classes, kinds of noise: in which order they stand says nothing. A loss is of a run.
+    Items such as data sets, methods, classes or kinds of noise have no meaningful order. A loss belongs to a run.
     """
     if any((c.meaning or meaning_of(c.name)).kind in ("loss", "eval_loss", "perplexity", "reward") for c in columns):
+        return False
+    if is_episode_table(column.name for column in columns):
         return False
     for name, words in labels.items():
         if plain(name) in _SPLIT_NAMES | _LAYER_NAMES or _are_splits(words):
@@ -179,11 +187,11 @@ def _begins(
     whole_run: bool,
     rule: RestartRule,
 ) -> list[int]:
-    """Return the rows at which runs begin, by the group of rows that is longest."""
+    """Return the rows at which runs begin, judged by the longest group of rows."""
     rows = max((group[0] for group in groups), key=lambda own: len(steps) if own is None else len(own), default=None)
     count = len(steps)
     rewards = [column for column in columns if (column.meaning or meaning_of(column.name)).kind == "reward"]
-    main = main_column(rewards or columns)  # An agent's losses stay where they are.
+    main = main_column(rewards or columns)  # An agent's losses are left as they are.
     level = None if main is None else dense(main, count, None)
     if rows is None:
         epochs = None if epochs is None else fill_gaps(epochs)
@@ -209,11 +217,11 @@ def _from_long_form(columns: list[Column], labels: Mapping[str, NDArray[Any]]) -
     if len(values) != 1 or tags is None:
         return columns
     distinct = sorted({str(word) for word in tags.tolist() if word is not None})
-    if not 0 < len(distinct) <= _MOST_GROUPS:
+    if not 0 < len(distinct) <= _MAX_GROUPS:
         return columns
     rows = np.arange(len(tags)) if values[0].rows is None else values[0].rows
     own = tags[rows]
-    # A value of which only the split is named is the loss on it.
+    # A value named only by its split is the loss on that split.
     names = {tag: f"{tag} loss" if plain(tag) in _SPLITS else tag for tag in distinct}
     pivoted = [Column(names[tag], values[0].values[own == tag], rows[own == tag]) for tag in distinct]
     return [column for column in columns if column is not values[0]] + pivoted
@@ -226,14 +234,24 @@ def _choose(columns: Sequence[Column], names: Sequence[str], count: int) -> Colu
             if plain(column.name) != wanted or len(column.values) * 2 < count:
                 continue
             finite = column.values[np.isfinite(column.values)]
+            if _does_not_count(finite):
+                continue  # The steps that each row took.
             if len(finite) * 2 >= count and (count == 1 or (len(finite) > 1 and finite.min() != finite.max())):
                 return column
             best = best or column
     return None if best is None or count > 3 else best
 
 
+def _does_not_count(values: Floats) -> bool:
+    """Return whether a column goes up and down, unlike a counter that restarts every few rows."""
+    back = np.diff(values) < 0
+    if len(values) < MIN_COUNTED or float(back.mean()) <= MAX_BACK:
+        return False
+    return float(np.mean(values[1:][back] == values.min())) < MIN_RESTARTS
+
+
 def dense(column: Column | None, count: int, rows: NDArray[np.int64] | None) -> Floats:
-    """Return one entry per row, NaN where the column has none; the numbers of the rows where there is no column."""
+    """Return one entry per row, NaN if the column has none; without a column, the row numbers."""
     if column is None:
         return np.arange(count if rows is None else len(rows), dtype=np.float64)
     values = column.values
@@ -244,7 +262,7 @@ def dense(column: Column | None, count: int, rows: NDArray[np.int64] | None) -> 
 
 
 def restrict(column: Column, rows: NDArray[np.int64], count: int) -> Column:
-    """Return the column over some of the ``count`` rows only, renumbered."""
+    """Return the column restricted to some of the ``count`` rows, renumbered."""
     place = np.full(count, -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
     own = np.arange(count) if column.rows is None else column.rows
@@ -273,7 +291,7 @@ def _named(column: Column, prefix: str, layer: str | None, replica: int | None) 
 
 
 def main_column(columns: Sequence[Column]) -> Column | None:
-    """Return the loss (or what comes nearest to one) that most rows hold."""
+    """Return the loss (or the closest substitute) that most rows contain."""
     for kinds in (("loss",), ("eval_loss", "perplexity"), ("reward", "metric")):
         known = [c for c in columns if (c.meaning or meaning_of(c.name)).kind in kinds and len(c.values)]
         if known:
@@ -294,7 +312,7 @@ def _groups(
         and tag
         and not any(meaning_of(column.name).kind for column in columns if column is not values[0])
     ):
-        # A scalar downloaded from TensorBoard: the file's name says what the one column is.
+        # A scalar downloaded from TensorBoard: the file's name identifies its single column.
         return [replace(values[0], name=tag.group(1).replace("_", "/", 1))], [(None, "", None, None)]
     ranks = next((c for c in columns if plain(c.name) in _RANK_NAMES and _few_whole_numbers(c, count)), None)
     if ranks is not None:
@@ -322,7 +340,7 @@ def _are_splits(words: NDArray[Any]) -> bool:
 
 def _split(groups: list[Group], words: NDArray[Any], count: int, what: str) -> Iterator[Group]:
     distinct = {word for word in words.tolist() if word is not None}
-    if len(distinct) < (1 if what == "split" else 2) or len(distinct) > _MOST_GROUPS:
+    if len(distinct) < (1 if what == "split" else 2) or len(distinct) > _MAX_GROUPS:
         yield from groups
         return
     for rows, prefix, layer, replica in groups:
@@ -345,4 +363,4 @@ def _few_whole_numbers(column: Column, count: int) -> bool:
     finite = column.values[np.isfinite(column.values)]
     if len(finite) < count or not np.all(finite == np.floor(finite)):
         return False
-    return 1 < len(np.unique(finite)) <= _MOST_GROUPS
+    return 1 < len(np.unique(finite)) <= _MAX_GROUPS

@@ -11,7 +11,7 @@ from holdfast.debug.ingestion.rows import number_of
 
 __all__ = ["canonical_config", "config_from_line", "parse_value"]
 
-# What other layers look up -> the words frameworks use for it.
+# Canonical name -> the names that frameworks use for it.
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "lr": ("lr", "learning_rate", "base_lr", "actor_learning_rate", "max_lr", "peak_lr", "lr0"),
     "clip": ("clip", "clip_norm", "max_grad_norm", "gradient_clip_val", "grad_clip", "clip_grad", "clip_grad_norm",
@@ -39,7 +39,7 @@ def parse_value(text: str) -> Any:
     """Return the number, boolean or word that a setting's text denotes."""
     text = text.strip().strip("'\"")
     if text.startswith("[") and text.endswith("]") and "," not in text:
-        text = text[1:-1].strip()  # A list of one, as fairseq prints its rates.
+        text = text[1:-1].strip()  # A list with one element, as fairseq prints its rates.
     number = number_of(text)
     if number is not None and "," not in text:
         return int(number) if text.lstrip("+-").isdigit() else number
@@ -47,7 +47,7 @@ def parse_value(text: str) -> Any:
 
 
 def canonical_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings under their own names, and under the common ones where a common one exists."""
+    """Return the settings under their own names, and also under canonical names if there are any."""
     result: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and set(value) & {"value", "desc"}:
@@ -66,7 +66,7 @@ def canonical_config(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_from_line(line: str) -> dict[str, Any]:
-    """Return settings on one line of output; empty where the line holds none."""
+    """Return the settings on one line of output; empty if it contains none."""
     namespace = _NAMESPACE.search(line) if "(" in line else None
     if namespace:
         return canonical_config({name: parse_value(value) for name, value in _ASSIGNMENT.findall(namespace.group(1))})

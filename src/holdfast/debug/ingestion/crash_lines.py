@@ -1,7 +1,7 @@
 """What a program prints when it dies: a traceback, an out-of-memory message, an exit code, a kill, a time-out.
 
-Read beside the numbers, from whatever is between them. An error after which training continues was caught: only what
-nothing follows is a crash.
+Read from the lines between the numbers. An error after which training continues was caught: only an error that nothing
+follows is a crash.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from holdfast.debug.ingestion.reading_rules import EndingRule
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.types import Coverage
 
-__all__ = ["CrashScanner", "is_bare_numbers", "letters_of", "read_crash"]
+__all__ = ["CrashScanner", "crashed_launches", "is_bare_numbers", "letters_of", "read_crash"]
 
 MAX_QUOTED_LINES = 6
 MAX_QUOTED_CHARACTERS = 300
 MAX_ALIKE = 2
-"""Lines of one kind that are kept, so that one printed at every step leaves room for what ended the run."""
+"""Maximum number of lines kept per kind, so that one printed at every step leaves room for the one that ended the
+run."""
 MAX_RAISED = 1000
-"""Exceptions that are remembered."""
+"""Maximum number of exceptions remembered."""
 _NO_LETTERS = re.compile(r"[\W\d_]+")
 _BARE_NUMBERS = re.compile(r"^[\[(]?\s*[-+]?\d[\d.,;\s eE+-]*[\])]?\s*$")
 _PREFIX = r"^\s*(?:\[[^\]]{0,40}\]:?\s*|\d{1,4}:\s+|[|>]\s*)*"
 _TRACEBACK = re.compile(_PREFIX + r"(?:│\s*)?Traceback \(most recent call last\)")
-# What a launcher, a container or a logger puts before each line of a traceback: it is the same but for its digits.
+# What a launcher, container or logger puts before each line of a traceback: identical except for its digits.
 _AFTER_A_HEAD = re.compile(r"^(.{1,100}?[\s:|>\]-])Traceback \(most recent call last\):?\s*$")
 _DIGIT = re.compile(r"\d")
 _BEGINS_TRACEBACK = "Traceback (most recent call last)"
-# What PowerShell redirects is folded at the width of its window, in the middle of words: compared without spaces.
+# Redirected PowerShell output is folded at the window width, in the middle of words: compare without spaces.
 _FOLDED_HEADER = _BEGINS_TRACEBACK.replace(" ", "")
 _BEGINS_FOLDED = re.compile(r"Traceback *(?:\([a-z ]{0,21})?$")
 _FRAME = re.compile(_PREFIX + r'File "[^"]{1,300}", line \d+')
@@ -53,15 +54,20 @@ _ERROR = re.compile(
 )
 _LOGGING_ERROR = re.compile(r"--- Logging error ---\s*$")
 _LOGGING_ERROR_END = re.compile(r"^Arguments: ")
-# What the interpreter could not raise, from a destructor or at its exit: the program continued, or had ended.
+# Errors that the interpreter could not raise, from a destructor or at exit: the program continued, or had ended.
 _UNRAISABLE = re.compile(
     r"^\s*(?:Exception ignored (?:in|on|while)\b|Error in (?:atexit|sys\.excepthook|sys\.exitfunc))"
 )
 # The first frame of an exception in a thread of a client that only watches the run.
 _OF_A_LOGGER = re.compile(r"""^\W{0,8}File ".{0,300}[/\\](?:wandb[/\\]sdk|comet_ml|neptune|clearml)[/\\]""")
-# Exceptions that say enough without a message.
+# The first frame of an exception in a request, which ends only that request.
+_OF_A_SERVER = re.compile(
+    r"""^\W{0,8}File ".{0,300}[/\\](?:tornado[/\\](?:web|routing)|flask[/\\]app|werkzeug[/\\]serving|socketserver"""
+    r"""|aiohttp[/\\]web_protocol|(?:uvicorn|starlette|django|gradio|streamlit)[/\\][\w/\\]{1,80})\.py\""""
+)
+# Exceptions that are clear without a message.
 _SAYS_ENOUGH = frozenset(("AssertionError", "KeyboardInterrupt", "MemoryError", "NotImplementedError", "RuntimeError"))
-# A line that another process of the job prints: Ray's workers end after their driver has.
+# A line printed by another process of the job: Ray's workers end after their driver has.
 _OF_A_WORKER = re.compile(r"^\(\S+ (?:pid|ip)=")
 
 
@@ -80,16 +86,18 @@ class CrashScanner:
     _completed: bool = False
     _head: str = ""
     marks: int = 0
-    """How many lines had a part in a crash so far."""
+    """The number of lines so far that were part of a crash."""
     raised: list[dict[str, Any]] = field(default_factory=list)
     """The exceptions so far, whatever followed them."""
+    logged: list[dict[str, Any]] = field(default_factory=list)
+    """The errors that a logger reported so far, whatever followed them."""
 
     def feed(self, number: int, line: str) -> None:
-        """Look at one line that is not training."""
+        """Read one line that is not training."""
         if (self._folded or self._unended is not None) and self._unfold(number, line):
             return
         if self._alone is not None and line[:1].isspace() and number - self._alone[0] <= 1:
-            self._alone = (number, *self._alone[1:])  # The message goes on.
+            self._alone = (number, *self._alone[1:])  # The message continues.
         line = self._without_head(line)
         if not may_tell(line):
             if ("rain" in line or "epochs" in line) and COMPLETED.search(line):
@@ -108,8 +116,9 @@ class CrashScanner:
         if _FRAME.match(line):
             self._frame = (number, text)
             if self._open is not None:
-                if len(self._open["lines"]) == 1 and _OF_A_LOGGER.match(text):
-                    self._open["watcher"] = True
+                if len(self._open["lines"]) == 1:
+                    self._open["watcher"] = bool(_OF_A_LOGGER.match(text))
+                    self._open["served"] = bool(_OF_A_SERVER.match(text))
                 self._quote(self._open, text, last=True)
             return
         if match := _ERROR.match(line):
@@ -118,11 +127,14 @@ class CrashScanner:
         kind = kind_of(line)
         if kind is not None and (kind in NEVER_HARMLESS or not HARMLESS.search(line)):
             self._add(kind, number, text)
-        elif LAST_WORDS.match(line) and not self._completed:
-            self._alone = (number, "logged_error", text)
+        elif LAST_WORDS.match(line):
+            if len(self.logged) < MAX_RAISED:
+                self.logged.append(_crash("logged_error", number, text))
+            if not self._completed:
+                self._alone = (number, "logged_error", text)
 
     def _without_head(self, line: str) -> str:
-        """Return a line without what is printed before each line of the traceback that it may belong to."""
+        """Return a line without the prefix printed before each line of the traceback to which it may belong."""
         if "Traceback" in line and not _TRACEBACK.match(line) and (match := _AFTER_A_HEAD.match(line)):
             self._head = match.group(1)
         size = len(self._head)
@@ -131,12 +143,12 @@ class CrashScanner:
         return line[size:]
 
     def _begin(self, number: int, text: str) -> None:
-        """Take the first line of a traceback; one that has no frame yet is the same one, quoted by the shell."""
+        """Start a traceback; if the previous one has no frame yet, it is the same one, quoted by the shell."""
         if self._open is None or len(self._open["lines"]) > 1 or not self._open.get("folded"):
             self._open = self._add("traceback", number, text)
 
     def _unfold(self, number: int, line: str) -> bool:
-        """Put together what was folded at the width of a window; whether the line was a part of it."""
+        """Join lines folded at the width of a window; return whether the line was part of them."""
         if self._unended is not None:
             event, self._unended = self._unended, None
             message = event["message"] + line.strip("\r\n")
@@ -172,7 +184,7 @@ class CrashScanner:
         return self._logging
 
     def _error(self, number: int, message: str) -> None:
-        """Take the last line of a traceback, or of an error without one, as a syntax error is."""
+        """Take the last line of a traceback, or of an error without one, such as a syntax error."""
         if self._open is None:
             if self._frame is None or number - self._frame[0] > 4:
                 kind = kind_of(message)
@@ -185,7 +197,7 @@ class CrashScanner:
         self._quote(self._open, message)
         self._open["message"] = message
         if self._open.get("watcher") and self._open in self._events:
-            self._events.remove(self._open)  # What sends the log away lost its connection, as it does when all ends.
+            self._events.remove(self._open)  # A log shipper lost its connection, as happens when everything ends.
             self._open = None
             return
         kind = kind_of(message)
@@ -199,7 +211,7 @@ class CrashScanner:
         self._open = None
 
     def _add(self, kind: str, number: int, text: str) -> dict[str, Any]:
-        event = {"type": "crash", "kind": kind, "message": text, "line": number, "lines": [text]}
+        event = _crash(kind, number, text)
         alike = sum(other["kind"] == kind for other in self._events) if kind != "traceback" else 0
         if len(self._events) < MAX_QUOTED_LINES and alike < MAX_ALIKE:
             self._events.append(event)
@@ -207,7 +219,7 @@ class CrashScanner:
 
     @staticmethod
     def _quote(event: dict[str, Any], text: str, *, last: bool = False) -> None:
-        """Keep a traceback's head, its last frame and its error."""
+        """Keep the head of a traceback, its last frame and its error."""
         lines = event["lines"]
         if last and len(lines) > 1:
             lines[-1] = text
@@ -227,67 +239,96 @@ class CrashScanner:
         return bool(self._events)
 
     def events(self, *, end: int | None = None) -> tuple[Mapping[str, Any], ...]:
-        """Return what ended the run, in the order of the file; ``end`` is its last line that is not blank.
+        """Return what ended the run, in file order; ``end`` is the last line that is not blank.
 
-        An exception on that line needs no traceback before it: a debugger's session ends with one. So does an error
-        that a logger or the program itself reports there.
+        An exception on that line needs no traceback before it, as at the end of a debugger session. Neither does an
+        error that a logger or the program itself reports there.
         """
         events = list(self._events)
         if self._alone is not None and self._alone[0] == end and not events:
             number, kind, message = self._alone
-            events = [{"type": "crash", "kind": kind, "message": message, "line": number, "lines": [message]}]
-        return tuple(
-            {
-                **{key: value for key, value in event.items() if key not in ("folded", "watcher")},
-                "lines": tuple(event["lines"]),
-            }
-            for event in events
-        )
+            events = [_crash(kind, number, message)]
+        return tuple(map(_told, events))
+
+
+def _crash(kind: str, number: int, text: str) -> dict[str, Any]:
+    return {"type": "crash", "kind": kind, "message": text, "line": number, "lines": [text]}
+
+
+def _told(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an event without what only the scanner needs."""
+    kept = {key: value for key, value in event.items() if key not in ("folded", "watcher", "served")}
+    return {**kept, "lines": tuple(event["lines"])}
 
 
 def letters_of(line: str) -> str:
-    """Return the letters of a line: what is the same each time a program prints it."""
+    """Return the letters of a line, which are the same each time a program prints it."""
     return _NO_LETTERS.sub("", line[:200])
 
 
 def is_bare_numbers(line: str) -> bool:
-    """Return whether a line holds numbers and nothing else."""
+    """Return whether a line contains nothing but numbers."""
     return bool(_BARE_NUMBERS.match(line))
 
 
 def _failed_starts(raised: Sequence[dict[str, Any]], rule: EndingRule) -> tuple[Mapping[str, Any], ...]:
-    """Return the last error of a text whose last job was stopped after start upon start had ended in one.
+    """Return the last error of a text whose last job was stopped after repeated starts had failed.
 
-    Errors with few lines between them, of several processes or caught and raised again, are those of one start.
+    Errors close together, from several processes or re-raised, belong to one start.
     """
     lines = [event["line"] for event in raised]
     starts = 1 + sum(after - before > rule.lines_after for before, after in itertools.pairwise(lines))
     if not raised or starts < rule.crashed_launches:
         return ()
-    last = {**raised[-1], "lines": tuple(raised[-1]["lines"])}
-    return ({**last, "started_again": True, "launches": starts + 1, "crashed_launches": starts},)
+    return ({**_told(raised[-1]), "started_again": True, "launches": starts + 1, "crashed_launches": starts},)
+
+
+def crashed_launches(
+    raised: Sequence[dict[str, Any]], openings: Sequence[int], rule: EndingRule
+) -> tuple[Mapping[str, Any], ...]:
+    """Return the last error of several starts that died before the training that was read began.
+
+    ``openings`` are the lines at which the program printed its first line again, before any row of training: each ends
+    the previous start. The processes of one start print theirs before any of them dies.
+    """
+    died = [
+        last
+        for begin, end in itertools.pairwise([0, *openings])
+        if (last := next((event for event in reversed(raised) if begin <= event["line"] < end), None))
+    ]
+    if len(died) < rule.crashed_launches:
+        return ()
+    launches = {"launches": len(openings) + 1, "crashed_launches": len(died)}
+    return ({**_told(died[-1]), "started_again": True, "resumed": True, **launches},)
 
 
 def _passed_over(raised: Sequence[dict[str, Any]], lines: int) -> tuple[Mapping[str, Any], ...]:
-    """Return the last error of a text without training that goes on after it, for less than it had before."""
+    """Return the last error of a text without training that continues after it, for less than it had before."""
     late = [event for event in raised[-1:] if 2 * event["line"] > lines]
-    return tuple({**event, "lines": tuple(event["lines"]), "continued": True} for event in late)
+    return tuple({**_told(event), "continued": True} for event in late)
 
 
 def read_crash(file: LogFile) -> RunLog | None:
-    """Read a text that holds no training but says how the program died; None where it says nothing of the sort.
+    """Read a text without training that says how the program died; return None if it does not.
 
-    Where no training shows whether the program continued, its other lines do: what many of them follow was no end. An
-    exception is told of all the same if it came late, or again and again: nothing shows that it did no harm.
+    Without training, the other lines show whether the program continued: an error that many lines follow was not its
+    end. An exception is reported nevertheless if it came late, or repeatedly: nothing shows that it was harmless. A
+    server answers the next request.
     """
     scanner, rule = CrashScanner(), file.limits.ending
     number = after = numbers = last = 0
+    opening = before = ""
+    openings: list[int] = []
     for number, line in enumerate(file.lines(), 1):
         known = scanner.marks
         line = clean_line(line)
         for part in apart_from_traceback(line):
             scanner.feed(number, part)
         last = number if line.strip() else last
+        words = letters_of(line)
+        if words == opening != before and len(words) >= file.limits.restarts.opening_characters:
+            openings.append(number)
+        opening, before = opening or words, words
         if scanner.pending and _OF_A_WORKER.match(line):
             continue
         after = after + 1 if known == scanner.marks else 0
@@ -300,7 +341,9 @@ def read_crash(file: LogFile) -> RunLog | None:
             scanner.went_on()
     events = scanner.events(end=last)
     if all(event["kind"] == "interrupted" for event in events):
-        events = _failed_starts(scanner.raised, rule) or events or _passed_over(scanner.raised, number)
+        raised = [] if scanner.raised and scanner.raised[-1].get("served") else scanner.raised
+        events = _failed_starts(raised, rule) or events or _passed_over(raised, number)
+    events = events or crashed_launches(scanner.logged, openings, rule)
     if not events:
         return None
     coverage = Coverage(number, 0, 0)

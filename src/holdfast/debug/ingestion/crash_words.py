@@ -1,7 +1,7 @@
-"""The words that programs, shells, schedulers and launchers die with, by what they say happened.
+"""Messages with which programs, shells, schedulers and launchers die, grouped by what they say happened.
 
-Each line of :data:`ALONE` speaks for itself wherever it is printed, if nothing follows it. :data:`LAST_WORDS` are lines
-that also come up in the middle of a run that goes well: they count as the last line of a text only.
+A line of ``ALONE`` counts wherever it is printed, if nothing follows it. ``LAST_WORDS`` also occur in the
+middle of healthy runs: they count only as the last line of a text.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _HINTS = (
     "RAINING", "iverged", "DIVERGED", "panic", "not found", "annot ", "open file", "o such file", "o module",
     "denied", "srun", "TERM_", "walltime", "wallclock", "erminat", "ERMINAT", "MPI_", "EXIT", "halted", "Hangup",
     "Illegal", "NaN", "nan ", "inf ", "recognized", "ncaught", "quota", "o space", "ssertion", "eap space", ": F ",
-    "F0", "F1", "State: ", "ailure", "^C",
+    "F0", "F1", "State: ", "ailure", "^C", " 0 OK", " 0 ok", " 0 succe",
 )  # fmt: skip
 _ADVICE = r"^(?!.*\b(?:[Ii]f|avoid|prevent|may|might|could|should|not a failure)\b)"
 _NOT_OF_DATA = (
     r"^(?!.*\b(?i:no|not|0|without|if|check\w*|data|dataset|csv|columns?|rows?|features?|replac\w*|fill\w*|drop\w*"
     r"|imput\w*|remov\w*)\b)"
 )
-# Not what programs ask for in passing, and do without.
+# Not what programs look for optionally and do without.
 _SHELL = r"^(?!.*\b(?:git|nvidia-smi|nvcc|lspci|lscpu|hostname)\b)"
 _SHELL += r"\S{0,200}(?:sh|slurm_script|\.sbatch|\.slurm|\.job|\.pbs)(?:: line \d+|: \d+)?: "
 _SAYS = r"^.{0,100}?(?:^|\b(?:ERROR|CRITICAL|FATAL)\b)\W{0,6}"  # at the beginning, or after the head of a logger's line
@@ -78,25 +78,30 @@ ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"|exitcode\s*:\s*-?[1-9]\d*|ChildFailedError|\(failed [1-9]\d*\)\. Press|[Pp]rogram failed with code [1-9]"
             r"|^\S+: error: (?:argument |unrecognized |the following arguments|ambiguous option|too few|invalid )",
         ),
-        (  # What a program prints that catches whatever its training raises, and ends.
+        (  # Printed by a program that catches any error of its training, and ends.
             "logged_error",
             r"^\W{0,6}(?:ERROR|Error|FATAL|Exception)\b.{0,20}\b(?:during|while|in) (?:training|fit\w*)\b\s*:"
             rf"|{_SAYS}(?:[Tt]raining|TRAINING) (?:has |HAS )?(?:failed|FAILED|crashed|CRASHED|aborted|ABORTED)\b"
             r"\s*(?:[:!.]|$|with\b|after\b|due\b|because\b|at\b)"
             rf"|{_SAYS}(?:[Tt]raining|[Mm]odel|[Ll]oss|TRAINING|MODEL|LOSS) (?:has |HAS )?(?:diverged|DIVERGED)"
             r"\s*(?:[:!.,(]|$|at\b)"
-            # … or that judges its own run: "FAIL: Model cannot overfit".
+            # … or judges its own run: "FAIL: Model cannot overfit".
             r"|^\W{0,6}FAIL(?:ED|URE)?\s?[:!-].{0,80}"
             r"\b(?:[Mm]odel|[Tt]rain\w*|[Oo]verfit\w*|[Cc]onverge\w*|[Ll]earn\w*)\b"
+            # … or counts what it trained: "Training complete: 0 OK | 1 failed", which a window may fold.
+            r"|\b[Tt]raining (?:complete|completed|finished|done)\W{1,4}0 (?:OK|ok|succeeded|successful)"
+            r"\s?[|,;/]\s?(?:[1-9]\d{0,6}(?: failed\b|\s?$)|$)"
+            r"|^(?:.{0,100}\W)?(?:[Aa]ll|ALL) [1-9]\d{0,6} (?:training )?"
+            r"(?:models|runs|jobs|trials|trainings|folds) (?:have )?(?:failed|FAILED)\b"
             r"|^\W{0,6}Aborting (?:the )?training\b|^wandb: ERROR Run \S+ errored|Invalid loss, terminating training"
             r"|No space left on device|[Dd]isk quota exceeded"
-            # … or that finds out by itself that it computes nothing any more.
+            # … or notices that it no longer computes anything.
             rf"|{_NOT_OF_DATA}.{{0,60}}\b(?:NaNs?|nan|NAN|Infs?|inf)\b(?: or inf| loss| gradients?| values?)?"
             r" (?:detected|encountered)\b(?!\W{0,3}(?:False|0))"
             r"|\b[Ll]oss (?:is|became|went to) (?i:nan|inf)\b.{0,20}"
             r"\b(?:[Ss]topping|[Tt]erminating|[Aa]borting|[Ee]xiting)",
         ),
-        (  # What other languages and libraries print in place of Python's traceback.
+        (  # What other languages and libraries print instead of a Python traceback.
             "traceback",
             r"^thread '[^']{1,60}' panicked at |^panic: |^Exception in thread \"|^stack traceback:\s*$"
             r"|^ERROR: LoadError: |^Execution halted\s*$|^Uncaught \w*(?:Error|Exception)|\[LightGBM\] \[Fatal\]"
@@ -108,7 +113,7 @@ ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"CUDA error: (?!out of memory)|device-side assert triggered|CUBLAS_STATUS_\w+_FAILED|CUDNN_STATUS_\w+"
             r"|\bAssertion [`'].{1,200}['`] failed",
         ),
-        (  # What a shell or a launcher says of a program that it could not start.
+        (  # What a shell or launcher says about a program that it could not start.
             "not_started",
             rf"{_SHELL}.{{0,300}}(?:not found|No such file or directory|[Pp]ermission denied|cannot execute"
             r"|syntax error|unexpected EOF|bad interpreter|unbound variable)|^zsh: command not found"
@@ -119,37 +124,37 @@ ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
     )
 )  # fmt: skip
-"""What happened, and how it is said. Numbers and fixed words keep prose out."""
+"""Each kind of crash with its pattern. Numbers and fixed words keep prose out."""
 
 # A logger's line: "[2022-04-30 13:26:01][hydra.utils][ERROR] - …", "12:00:01 ERROR app: …", "ERROR:root:…".
 LAST_WORDS = re.compile(
     r"^.{0,40}?\d\d:\d\d.{0,60}?[\s\[|:-](?:ERROR|CRITICAL|FATAL)[\s\]|:-]|^(?:ERROR|CRITICAL|FATAL):[\w.]{1,40}:"
-    r"|^(?:[Ee]rror|[Ff]atal|FATAL): (?![-+.\d])\S"  # As compiled programs end, and command-line tools.
+    r"|^(?:[Ee]rror|[Ff]atal|FATAL): (?![-+.\d])\S"  # The last lines of compiled programs and command-line tools.
     r"|^\W{0,4}(?:(?:[Aa]n|[Uu]nexpected|[Uu]nhandled|[Ff]atal) )*(?:[Ee]rror|[Ee]xception)"
     r"(?: occurr?ed\b.{0,60}?)?: (?![-+.\d])\S"
 )
-"""An error that ended the program only where nothing was printed after it."""
+"""An error that ended the program only if nothing was printed after it."""
 COMPLETED = re.compile(
     r"\b(?:[Tt]raining|TRAINING|[Tt]rain|[Aa]ll epochs)\b.{0,30}\b(?:[Cc]ompleted?|COMPLETED?|[Ff]inished"
     r"|FINISHED|[Dd]one|DONE|over)\b"
 )
-"""What a program says once its training is over: an error after that is none of the training's."""
+"""Printed once training is over: an error after that does not concern the training."""
 STOPPED = re.compile(r"KeyboardInterrupt|SystemExit: 0\b|^\s*\^C")
 HARMLESS = re.compile(
     r"[Ww]arning|WARN(?!ING: .*(?:timeout|out of memory))|\bignor(?:e|ed|ing)\b|[Ss]kipp(?:ed|ing)|retry"
     r"|\bcaught (?:an? )?(?:error|exception)"
     r"|\b0 errors?\b|[Ee]rror(?: rate)?\s*[:=]\s*[-+]?\d|exit code 0|^\s*#"
 )
-"""Said of what continues: a warning that names an error, a handler that caught one."""
+"""Marks lines after which the program continues: a warning that names an error, a handler that caught one."""
 NEVER_HARMLESS = frozenset(("exit_code", "out_of_memory", "killed"))
-"""An exit code or a kill is one whatever it is said with; so is a lack of memory that nothing follows."""
+"""Kinds that are never harmless, whatever the line says."""
 
 
 def may_tell(line: str) -> bool:
-    """Return whether a line may be part of a crash: cheap to ask, so that most lines need no more."""
+    """Return whether a line may be part of a crash: a cheap check that most lines fail."""
     return any(hint in line for hint in _HINTS)  # Faster than one pattern for all of them.
 
 
 def kind_of(line: str) -> str | None:
-    """Return what a line says happened; None where it says nothing."""
+    """Return the kind of crash that a line reports, or None."""
     return next((kind for kind, pattern in ALONE if pattern.search(line)), None)

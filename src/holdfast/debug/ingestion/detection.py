@@ -1,6 +1,6 @@
-"""Which format a file has: every format looks at a sample of it and says how sure it is; the surest reads it.
+"""Format detection: every format scores a sample of a file, and the one with the highest score reads it.
 
-A format that turns out wrong, or that reads little of what looks like training, gives way to the next surest.
+A format that turns out to be wrong, or reads little of what looks like training, is replaced by the next best.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from holdfast.errors import UnreadableLogError
 
 __all__ = ["default_formats", "rank_formats", "read_file"]
 
-_LEAST = 0.15
+_MIN_SCORE = 0.15
 _TELLS = LOSS_LIKE | {"param_hash"}
 
 
 def default_formats(limits: Limits | None = None) -> list[LogFormat]:
-    """Return a fresh reader of every format: each ``LogFormat`` that a module of ``formats`` defines."""
+    """Return a new reader of every format: each ``LogFormat`` that a module of ``formats`` defines."""
     return [kind(limits) for kind in _known_formats()]
 
 
@@ -50,9 +50,9 @@ def _known_formats() -> tuple[type[LogFormat], ...]:
 
 
 def rank_formats(file: LogFile, known: list[LogFormat] | None = None) -> list[tuple[float, LogFormat]]:
-    """Return the formats the file may have, surest first."""
+    """Return the formats the file may have, most likely first."""
     scored = [(form.sniff(file), form) for form in known or default_formats(file.limits)]
-    return sorted((pair for pair in scored if pair[0] >= _LEAST), key=lambda pair: -pair[0])
+    return sorted((pair for pair in scored if pair[0] >= _MIN_SCORE), key=lambda pair: -pair[0])
 
 
 def read_file(
@@ -62,10 +62,10 @@ def read_file(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> RunLog:
-    """Read one file in whichever format it has; ``progress`` is called with the bytes that were read.
+    """Read one file in whichever format it has; ``progress`` is called with the number of bytes read.
 
     Raises:
-        UnreadableLogError: no format could make anything of it.
+        UnreadableLogError: no format could read it.
     """
     file = LogFile(path, limits or Limits(), _Progress(path, progress) if progress is not None else None)
     if file.size == 0:
@@ -91,7 +91,7 @@ def read_file(
 
 
 def _is_telling(log: RunLog) -> bool:
-    """Return whether a reading holds a series that shows how training goes, or events, which show it as well."""
+    """Return whether a reading contains a series that shows how training goes, or events."""
     runs = (log, *log.later)
     return any(
         run.events or any((s.kind or _is_of_trials(s)) and len(s.steps) > 1 for s in run.signals) for run in runs
@@ -99,9 +99,9 @@ def _is_telling(log: RunLog) -> bool:
 
 
 def _shows_course(log: RunLog) -> bool:
-    """Return whether a reading holds a series that can show progress, hashes that ranks are compared by, or events.
+    """Return whether a reading contains a series that can show progress, hashes to compare ranks by, or events.
 
-    A format that knows its own lines and no others may read learning rates and pass over the losses between them.
+    A format that knows only its own lines may read learning rates and skip the losses between them.
     """
     runs = (log, *log.later)
     return any(
@@ -111,7 +111,7 @@ def _shows_course(log: RunLog) -> bool:
 
 
 def _is_of_trials(signal: Signal) -> bool:
-    """Return whether a series holds the losses of a search: known for what it is, though no run's."""
+    """Return whether a series contains the losses of a hyperparameter search, which belong to no single run."""
     return "trials" in signal.metadata
 
 
@@ -120,15 +120,15 @@ def _grasp(log: RunLog) -> tuple[bool, bool, float]:
 
 
 def _share(log: RunLog) -> float:
-    """Return the share that was read of the lines that look like training.
+    """Return the fraction of the lines that look like training that was read.
 
-    A reading that does not count lines read all.
+    A reading that does not count lines counts as complete.
     """
     return 1.0 if log.coverage is None else log.coverage.share
 
 
 class _Progress:
-    """Tells a file's bytes once, however often it is read: a format may give way to the next."""
+    """Reports a file's bytes once, however often it is read: one format may replace another."""
 
     def __init__(self, path: Path, told: Callable[[int], None]) -> None:
         self._left = path.stat().st_size
@@ -141,7 +141,7 @@ class _Progress:
             self._told(count)
 
     def finish(self) -> None:
-        """Tell what a format that reads in its own way did not."""
+        """Report the bytes that a format with its own reader did not."""
         self(self._left)
 
 

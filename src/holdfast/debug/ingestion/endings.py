@@ -1,7 +1,7 @@
-"""How a table ends: what a shell or a program printed after its last row.
+"""The end of a table: what a shell or a program printed after its last row.
 
-Text formats scan every line between their rows (:mod:`holdfast.debug.ingestion.crash_lines`); a table is read by
-columns, so that its last lines are looked at here.
+Text formats scan every line between their rows (``holdfast.debug.ingestion.crash_lines``); a table is read by
+columns, so its last lines are scanned here.
 """
 
 from __future__ import annotations

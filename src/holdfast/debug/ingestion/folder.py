@@ -1,4 +1,4 @@
-"""A path the user names: a file, one run spread over files, or a folder of many runs. Which of these, a note says."""
+"""A path given by the user: a file, one run spread over several files, or a folder of runs. A note says which."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.errors import RunLogError, UnreadableLogError
 
 __all__ = ["read_path"]
 
-# Never logs, and often large: weights, archives, pictures, code.
+# Never logs, and often large: weights, archives, images, code.
 _SKIPPED = frozenset(
     (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".distcp", ".onnx", ".h5", ".keras", ".npz", ".npy", ".zip",
     ".tar",  ".png", ".jpg", ".jpeg", ".gif", ".pdf", ".svg", ".py", ".pyc", ".so", ".html", ".parquet", ".arrow",
@@ -36,13 +36,13 @@ _CHECKPOINT = re.compile(r"^(?:checkpoint|ckpt|step|global_step)[-_]?(\d+)$")
 _RANK = re.compile(
     r"(?:rank|replica|worker|gpu|dump|proc|process|node)[_\-.]?\d+|_\d+$|[_\-.]\d{1,6}(?=\.[a-z]+$)", re.I
 )
-# What tools call a run's files; two of these in one folder belong together.
+# Usual names of a run's files; two of these in one folder belong together.
 _USUAL = re.compile(
     r"^(?:metrics\.csv|trainer_state\.json|trainer_log\.jsonl|events\.out\.tfevents\..*|run-.*\.wandb|output\.log|scalars\.json"
     r"|std(?:out|err)(?:\.\w+)?|(?:train|training|log|history|metrics|run)(?:_log)?\.(?:log|txt|csv|json|jsonl))$",
     re.IGNORECASE,
 )
-# Formats in which one run writes one file a rank.
+# Formats in which a run writes one file per rank.
 _BY_RANK = frozenset(("flight-recorder", "parameter-hashes"))
 
 
@@ -53,10 +53,10 @@ def read_path(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> list[RunLog]:
-    """Read every run at ``path``; ``progress`` is called with the bytes that were read.
+    """Read every run at ``path``; ``progress`` is called with the number of bytes read.
 
     Raises:
-        UnreadableLogError: there is nothing there that reads as a log.
+        UnreadableLogError: nothing there can be read as a log.
     """
     limits = limits or Limits()
     if path.is_dir():
@@ -98,23 +98,23 @@ def _read_folder(
             if log is not None:
                 runs.setdefault(_home(folder), []).append(log)
             left_out += log is None
-    # Tables of numbers without a known metric lie beside logs (summaries, references): they are no logs themselves.
+    # Tables of numbers without a known metric (summaries, references) are often next to logs but are not logs.
     telling = {folder: [log for log in found if _tells(log)] for folder, found in runs.items()}
     if any(telling.values()):
         runs = {folder: found for folder, found in telling.items() if found}
     logs = [log for folder, found in runs.items() for log in _split_into_runs(folder, found)]
     if not logs:
         raise UnreadableLogError(
-            damaged[0] if damaged else f"the folder holds no training log ({left_out} files were looked at)",
+            damaged[0] if damaged else f"the folder contains no training log ({left_out} files were checked)",
             hint="pass a log file, or a folder with one; see docs/log_formats.md",
             file=str(root),
         )
-    what = f"the folder holds {len(logs)} runs" if len(logs) > 1 else "the folder is read as one run"
+    what = f"the folder contains {len(logs)} runs" if len(logs) > 1 else "the folder is read as one run"
     return [log.with_notes(what, *damaged) for log in logs]
 
 
 def _quietly(read: Callable[[], RunLog]) -> RunLog | None:
-    """Return what a file of a folder reads as; None for the many files there that are no logs."""
+    """Read a file of a folder; return None for the many files that are not logs."""
     try:
         return read()
     except UnreadableLogError:
@@ -135,7 +135,7 @@ def _walk(root: Path, limits: Limits) -> Iterator[tuple[Path, list[Path]]]:
         )
         if depth >= limits.depth or is_mlflow_run(folder) or is_run_folder(folder):
             folders[:] = []
-        # Of a Trainer's checkpoints only the newest is read: its history holds the older ones'.
+        # Of a Trainer's checkpoints only the newest is read: its history includes the older ones.
         checkpoints = sorted((f for f in folders if _CHECKPOINT.match(f)), key=lambda f: int(_CHECKPOINT.match(f)[1]))  # type: ignore[index]
         if (folder / "trainer_state.json").is_file() or (folder / "trainer_log.jsonl").is_file():
             checkpoints.append("")
@@ -155,7 +155,7 @@ def _walk(root: Path, limits: Limits) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def _home(folder: Path) -> Path:
-    """Return the folder a file's run belongs to: that of a checkpoint, of ``files`` or of ``logs`` is its parent."""
+    """Return the folder to which a file's run belongs: for a checkpoint, ``files`` or ``logs``, its parent."""
     while _CHECKPOINT.match(folder.name) or folder.name in ("files", "logs", "vis_data", "tensorboard", "tb_logs"):
         folder = folder.parent
     return folder
@@ -185,7 +185,7 @@ def _split_into_runs(folder: Path, logs: list[RunLog]) -> list[RunLog]:
         else:
             alone += group
     if alone and joined:
-        # Free text beside structured logs is their console output; anything else is read by itself.
+        # Free text next to structured logs is their console output; anything else is read by itself.
         return [*alone, *joined]
     if len(joined) > 1:
         return _joined(folder, joined)
@@ -193,7 +193,7 @@ def _split_into_runs(folder: Path, logs: list[RunLog]) -> list[RunLog]:
 
 
 def _joined(folder: Path, logs: list[RunLog]) -> list[RunLog]:
-    """Put together the files that speak of the same run; the rest stay alone."""
+    """Join the files of the same run; the others stay separate."""
     groups: list[list[RunLog]] = []
     for log in logs:
         home = next((group for group in groups if any(_same_run(log, other) for other in group)), None)
@@ -208,9 +208,9 @@ def _joined(folder: Path, logs: list[RunLog]) -> list[RunLog]:
 
 
 def _same_run(one: RunLog, other: RunLog) -> bool:
-    """Return whether two files of a folder are by one run.
+    """Return whether two files of a folder belong to one run.
 
-    Both have a tool's usual name, or they hold the same series.
+    Both have a tool's usual name, or they contain the same series.
     """
     usual = [bool(_USUAL.search(Path(log.path).name)) or Path(log.path).is_dir() for log in (one, other)]
     if all(usual):
@@ -227,7 +227,7 @@ def _same_run(one: RunLog, other: RunLog) -> bool:
 
 
 def _numbered(group: list[RunLog]) -> list[RunLog]:
-    """Give the signals of each file a replica where the file itself did not say which rank it is of."""
+    """Number the replicas of the signals of each file whose rank is not given."""
     ordered = sorted(group, key=lambda log: [int(n) for n in re.findall(r"\d+", Path(log.path).name)] or [0])
     named = {signal.replica for log in ordered for signal in log.signals}
     result = []

@@ -1,4 +1,4 @@
-"""Words of other languages for what a training log names, put into English before a line is read."""
+"""Words of other languages used in training logs, translated into English before a line is read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "époque": "epoch", "độ chính xác": "acc",
     }
 )  # fmt: skip
-"""A word as it is printed, in lower case, and the English one."""
+"""Printed words, in lower case, with their English equivalents."""
 
 _PUNCTUATION = str.maketrans(
     {"：": ":", "，": ",", "（": "(", "）": ")", "＝": "=", "％": "%", "\u3000": " ", "、": ","}
@@ -41,17 +41,17 @@ _SHORT_EPOCH = re.compile(r"\b[éÉ]p\.?[ ]?(?=\d)")  # French: "Ép10 | train 0
 _COUNTERS: Mapping[str, str] = MappingProxyType({"步": "step", "次迭代": "iter", "回合": "episode"})
 _WORD = re.compile("|".join(sorted(map(re.escape, WORDS), key=len, reverse=True)), re.IGNORECASE)
 _LETTERS = {letter for word in WORDS for letter in word + word.upper() if not letter.isascii()}
-# Every word and every sign holds one of these: a line without them is left as it is, which is seen at once.
+# Every word and every sign contains one of these: a line without them is quickly left as it is.
 _FOREIGN = re.compile(f"[第{''.join(map(chr, _PUNCTUATION))}{''.join(sorted(_LETTERS))}]")
 
 
 def known_words(text: str) -> int:
-    """Return how many words of other languages that name series or counters are in a text."""
+    """Return how many foreign words for series or counters a text contains."""
     return sum(not word.isascii() for word in _WORD.findall(text)) + len(_ORDINAL.findall(text))
 
 
 def in_english(line: str) -> str:
-    """Return the line with the words that name series and counters in English."""
+    """Return the line with its words for series and counters in English."""
     if _FOREIGN.search(line) is None:
         return line
     line = _ORDINAL.sub(lambda match: f"{_COUNTERS.get(match[2], 'epoch')} {match[1]} ", line.translate(_PUNCTUATION))

@@ -1,9 +1,9 @@
 """Large files of JSON lines, read in blocks on all cores.
 
-A block whose lines are alike is read as a table (:mod:`.uniform_lines`); any other by pyarrow's JSON reader, with
-``NaN`` and ``Infinity`` (which are not JSON, and which every framework writes) and ``null`` swapped for numbers no run
-holds, and swapped back after: a ``null`` is a placeholder, which is not the same as a field that is not there. A block
-that neither takes, for a line that a crash cut short, is read line by line, and only that block.
+A block of uniform lines is read as a table (``uniform_lines``); any other by pyarrow's JSON reader, with ``NaN``
+and ``Infinity`` (which are not JSON, but every framework writes them) and ``null`` temporarily replaced by numbers that
+no run contains: a ``null`` is a placeholder, unlike a missing field. A block that neither can read, such as one with a
+line truncated by a crash, is read line by line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STAND_INS = {
 }
 _MEANT = {float(number): float(word) for word, number in _STAND_INS.items() if word != b"null"}
 _NULL = float(NULL_STAND_IN)
-# What Python's float takes for a number and JSON does not.
+# Numbers that Python's float accepts and JSON does not.
 _BARE = re.compile(
     r"(:\s*)([-+]?(?:(?:\d{1,64}(?:\.\d{0,64})?|\.\d{1,64})(?:e[-+]?\d{1,5})?|nan|inf(?:inity)?))(?=\s*[,}])",
     re.IGNORECASE | re.ASCII,
@@ -61,7 +61,7 @@ _Parsed = list[pa.RecordBatch] | _Lines
 
 
 def json_object(line: str) -> dict[str, Any] | None:
-    """Return the object on a line, numbers as scripts print them allowed (``nan``, ``1.``).
+    """Return the object on a line, or None; numbers as scripts print them (``nan``, ``1.``) are allowed.
 
     None where there is none.
     """
@@ -85,7 +85,7 @@ def _as_json(match: re.Match[str]) -> str:
 
 
 def read_blocks(file: LogFile) -> ColumnBuilder | None:
-    """Return every row of the file; None where it is not regular enough, and has to be read line by line."""
+    """Return every row of the file, or None if it is too irregular and must be read line by line."""
     builder = ColumnBuilder(file.limits, restore=_restore)
     workers = min(8, os.cpu_count() or 1)
     with file.path.open("rb") as stream, ThreadPoolExecutor(workers, thread_name_prefix="holdfast-json") as pool:
@@ -95,7 +95,7 @@ def read_blocks(file: LogFile) -> ColumnBuilder | None:
                 pending.append(pool.submit(_parse, stream.fileno(), start, end))
                 if file.progress is not None:
                     file.progress(end - start)
-                if len(pending) > workers + 1:  # Blocks are held in memory: never more than the threads keep up with.
+                if len(pending) > workers + 1:  # Blocks are held in memory: never more than the threads can process.
                     _take(builder, pending)
                 if builder.count > file.limits.rows:
                     builder.notes.append(f"only the first {builder.count:,} rows were read")
@@ -137,7 +137,7 @@ def _parse(descriptor: int, start: int, end: int) -> _Parsed:
 
 
 def _line_by_line(block: bytes) -> _Lines:
-    """Return a block with a line that is no JSON, as a crash leaves it; refused where it holds more than numbers."""
+    """Return a block with a line that is not JSON, as a crash leaves it; reject it if it contains more than numbers."""
     builder = ColumnBuilder(Limits())
     bad = 0
     for line in block.decode("utf-8", errors="replace").replace("\r", "\n").split("\n"):
@@ -155,7 +155,7 @@ def _line_by_line(block: bytes) -> _Lines:
 
 
 def _ranges(file: LogFile) -> Iterator[tuple[int, int]]:
-    """Yield where the blocks begin and end, each of whole lines."""
+    """Yield the start and end of each block of whole lines."""
     longest = file.limits.structured_line_characters
     size = min(file.size, file.limits.text_bytes)
     start = 3 if file.head.startswith(b"\xef\xbb\xbf") else 0
@@ -172,7 +172,7 @@ def _ranges(file: LogFile) -> Iterator[tuple[int, int]]:
 
 
 def _read(descriptor: int, start: int, end: int) -> bytes:
-    """Return one block; a last line without an end is completed, or left out where a crash cut it short."""
+    """Return one block; an unterminated last line is completed, or left out if it is truncated."""
     block = os.pread(descriptor, end - start, start)
     while len(block) < end - start and (more := os.pread(descriptor, end - start - len(block), start + len(block))):
         block += more
@@ -193,7 +193,7 @@ def _swap(block: bytes) -> bytes:
 
 
 def _restore(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
-    """Swap the stand-ins back; the second array says where a ``null`` was."""
+    """Restore the replaced values; the second array marks where a ``null`` was."""
     if not len(values) or max(values.max(initial=0.0), -values.min(initial=0.0)) < 1e308:
         return values, None
     values = values.copy()

@@ -1,4 +1,4 @@
-"""How a log is read: how much of it, so that a hostile one costs bounded time and memory, and by which rules."""
+"""How a log is read: limits that bound the time and memory of a hostile log, and the rules of reading."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ __all__ = ["Limits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of reading. Whatever is left out is said in a note of the report."""
+    """The limits of reading. A note in the report says what was left out."""
 
     text_bytes: int = 4 << 30
-    """Bytes read from one text or table file."""
+    """Maximum number of bytes read from one text or table file."""
     document_bytes: int = 256 << 20
-    """Bytes of one JSON document, pickle or decompressed file: these are held in memory whole."""
+    """Maximum size of one JSON document, pickle or decompressed file: these are held in memory."""
     line_characters: int = 65536
-    """Characters kept of one line of free text; structured lines (JSON) may be ``structured_line_characters`` long."""
+    """Maximum number of characters kept of one line of free text."""
     structured_line_characters: int = 4 << 20
-    """Characters kept of one line of JSON."""
+    """Maximum number of characters kept of one line of JSON."""
     rows: int = 20_000_000
-    """Rows of one file."""
+    """Maximum number of rows of one file."""
     signals: int = 20_000
-    """Series of one file."""
+    """Maximum number of series of one file."""
     files: int = 5_000
-    """Files looked at in one folder."""
+    """Maximum number of files checked in one folder."""
     depth: int = 12
-    """Levels of folders."""
+    """Maximum depth of folders."""
     restarts: RestartRule = field(default_factory=RestartRule)
-    """When a file holds several runs."""
+    """When a file contains several runs."""
     ending: EndingRule = field(default_factory=EndingRule)
     """When an error ended the job."""
     text: TextRule = field(default_factory=TextRule)

@@ -1,11 +1,12 @@
 """The named numbers on one line of text: ``loss: 2.5``, ``acc=0.9``, ``Loss nan``, ``Score at iteration 7 is 3``.
 
 A name is one word or a few, and never crosses a tab or two spaces: ``2178 samples/sec   Loss nan`` is a speed with its
-unit, then a loss. A number with a percent sign and a bar is a progress bar's, and names nothing.
+unit, then a loss. A number with a percent sign and a bar belongs to a progress bar.
 """
 
 from __future__ import annotations
 
+import builtins
 import re
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from holdfast.debug.ingestion.numbers import NUMBER, SUFFIX, to_scaled
 __all__ = ["GAP", "TELLING", "TENSOR", "Pairs", "find_pairs", "with_gaps"]
 
 GAP = "\x1f"
-"""Stands for a tab or two spaces or more, and for a counter that was taken out: what a name does not reach across."""
+"""Replaces a tab, two or more spaces, or a removed counter: a name does not extend across it."""
 
 TELLING = frozenset(
     (
@@ -32,7 +33,7 @@ TELLING = frozenset(
         "loss_scale",
     )
 )
-"""Kinds that say how training goes."""
+"""Kinds that show how training goes."""
 MAX_NAME_CHARACTERS = 60
 
 TENSOR = re.compile(
@@ -46,11 +47,11 @@ _ARROW = re.compile(rf"([:=][ ]?){NUMBER}[ ]{{0,4}}-{{1,3}}>[ ]{{0,4}}(?={NUMBER
 _BY_NUMBER = re.compile(
     r"(?:[A-Za-z@][\w@]{0,30}[ ]){0,2}[A-Za-z@][\w@]{0,30}[ ]?[:=][ ]?\{[ ]?[-\d.]{1,20}[ ]?:[^{}]{0,4000}\}"
 )
-# What is between a name and its number once the counters are taken out: ``Loss at epoch 1 and step 2 is 0.5``.
+# What remains between a name and its number without the counters: ``Loss at epoch 1 and step 2 is 0.5``.
 _LEFT_OVER = re.compile(r"[\x1f ]+and[\x1f ]+(?=(?:is|was)\b)")
-# Brackets that held a counter: ``Training Loss (epoch 1): 0.5``.
+# Brackets that contained a counter: ``Training Loss (epoch 1): 0.5``.
 _EMPTY = re.compile(r"[ \x1f]?[(\[]\x1f[)\]]")
-# Over how much a number was averaged: ``Train error last 800 batches: 0.5``, ``reward (last 100 episodes): 20``.
+# The range of an average: ``Train error last 800 batches: 0.5``, ``reward (last 100 episodes): 20``.
 _WINDOW = re.compile(
     r"[ \x1f]?\(?(?:\b(?:over|for|of|in|across)[ ])?(?:the[ ])?\b(?:last|past|previous) \d{1,9} [A-Za-z]{1,12}\b\)?",
     re.IGNORECASE,
@@ -59,14 +60,29 @@ _QUOTED = re.compile(rf"([:=][ ]?)[\"']({NUMBER})[\"'](?=[,}}\s]|$)")  # Detectr
 _RUN_ON = re.compile(r"([:=] ?\d[\d.]{0,64})(?=[A-Za-z_]{3,20} ?[:=])")  # ``idx: 0loss: 0.5``
 # Names in a list before their numbers in another: ``[Avg. Loss, Loss]: [6.2, 6.3]``.
 _LISTS = re.compile(r"\[([A-Za-z][^\[\]]{0,200})\][ ]?[:=][ ]?\[([-+.\d][^\[\]]{0,400})\]")
-# What was measured on one part of the data, in brackets after its name: ``Train(L=0.69 | A=0.51)  Valid(L=0.7)``.
+# Results on one split, in brackets after its name: ``Train(L=0.69 | A=0.51)  Valid(L=0.7)``.
 _OF_SPLIT = re.compile(
     r"\b(train|training|val|valid|validation|eval|test|dev)"
     r"\(((?:[A-Za-z][\w ]{0,20}[:=][ ]?[-+\d.naNifIF][^()]{0,20}){1,8})\)",
     re.IGNORECASE,
 )
 _OF_SPLIT_NAME = re.compile(r"([A-Za-z][\w ]{0,20}?)[ ]?(?=[:=])")
+# The parts of a loss, in brackets after it: ``loss: [landmark: 0.03, pose: 0.2]``.
+_OF_LOSS = re.compile(
+    r"\b(loss)(?:es)?[ ]?[:=][ ]?[\[{(]"
+    rf"((?:[ ,;|]{{0,3}}[\"']?[A-Za-z][\w -]{{0,30}}[\"']?[ ]?[:=][ ]?{NUMBER}){{1,16}})[ ]?[\]}})]",
+    re.IGNORECASE,
+)
+_OF_LOSS_NAME = re.compile(r"[\"']?([A-Za-z][\w -]{0,30}?)[\"']?[ ]?(?=[:=])")
 _SHORT = {"l": "loss", "a": "acc"}
+# What was measured, before its value on each split: ``Loss | train 0.25 | test 0.31``, ``acc: train=0.9, val=0.8``.
+_ON_SPLIT = rf"(?:train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)(?:[ ]?[:=][ ]?|[ \x1f]){NUMBER}%?"
+_BY_SPLIT = re.compile(
+    r"(?<![\w./-])(?P<name>[A-Za-z]\w{0,30}(?: [A-Za-z]\w{0,30}){0,2})[ \x1f:|(\[,-]{1,6}"
+    rf"(?P<parts>{_ON_SPLIT}(?:[ \x1f,;|/]{{1,5}}{_ON_SPLIT}){{1,3}})(?![\w.])",
+    re.IGNORECASE,
+)
+_PART = re.compile(rf"([a-z]+)[ \x1f:=]{{1,3}}({NUMBER}%?)", re.IGNORECASE)
 # An object printed with the shapes of its fields, as PyTorch Geometric does: ``Data(x=[1024, 16], y=[1024])``.
 _SHAPES = re.compile(r"\b[A-Z]\w{0,60}\((?=\w{1,60}=\[\d{1,12}(?:, \d{1,12}){0,8}\][,)])[^()]{0,8000}\)")
 _WIDE = re.compile(r"\t[\t ]*| {2,}")
@@ -84,7 +100,7 @@ _GLUED = re.compile(
     rf"(?<![\w.])(?P<name>[A-Za-z][\w@/.\-']*)(?P<sign>[:=]+)[ \x1f]*(?P<number>{NUMBER})"
     r"(?:s|ms|%(?!\s?\|)|[kKMG]i?B)(?![\w:=])"
 )
-# Words that end a run of prose before the name of a metric, or are none themselves.
+# Words that end a run of prose before the name of a metric, or are not metrics themselves.
 _PROSE = frozenset(
     ("version", "port", "pid", "seed", "python", "cuda", "line", "gpu", "rank", "node", "of", "in", "at", "to", "from",
      "took", "eta", "v_num", "total", "size", "top", "the", "is", "for", "and", "by", "with", "after", "on", "a", "an",
@@ -92,7 +108,14 @@ _PROSE = frozenset(
      "iter", "iteration", "average", "avg", "mean", "using", "set", "code", "than", "over", "under", "are", "exits",
      "file", "id", "index")
 )  # fmt: skip
+# ``KeyError: 0`` is no measured error.
+_EXCEPTIONS = frozenset(
+    name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)
+)
 _BEST = "best "
+_MEASURED = frozenset(("loss", "eval_loss", "metric", "perplexity", "reward"))
+_MEASURED_ON = frozenset(("on", "of", "for"))
+_ARTICLES = frozenset(("the", "a", "an"))
 _AVERAGED = frozenset(("average", "avg", "mean"))
 _SPLITS = EVALUATION_WORDS | {"train", "training"}
 _NAMELESS = frozenset(
@@ -104,12 +127,12 @@ _NAMELESS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """What was found on a line.
+    """The named numbers of a line.
 
     Args:
-        fields: each name with its number, in the order of the line.
-        covered: characters that belong to a pair: prose with a number in it has few of them.
-        telling: whether one of the numbers says how training goes; a time or a memory alone does not.
+        fields: each name with its number, in line order.
+        covered: number of characters that belong to a pair; few in prose with a number.
+        telling: whether one of the numbers shows how training goes; a time or memory size alone does not.
     """
 
     fields: dict[str, float | None]
@@ -118,9 +141,9 @@ class Pairs:
 
 
 def with_gaps(line: str) -> str:
-    """Return the line with every wide space made one character, so that patterns need not backtrack over it.
+    """Return the line with every wide space reduced to one character, so that patterns need not backtrack over it.
 
-    What a number was averaged over is taken out: ``Train error last 800 batches: 0.5`` is a train error.
+    The range of an average is removed: ``Train error last 800 batches: 0.5`` is a train error.
     """
     printed = "ensor(" in line or "rray(" in line or ".float" in line
     line = TENSOR.sub(" ", line.strip()) if printed else line.strip()
@@ -136,27 +159,48 @@ def with_gaps(line: str) -> str:
         line = _SHAPES.sub("", line)
     if "=" in line and "(" in line:
         line = _OF_SPLIT.sub(_told_apart, line)
+    if "oss" in line and ("[" in line or "{" in line or "(" in line):
+        line = _OF_LOSS.sub(_as_parts, line)
     if "{" in line:
         line = _QUOTED.sub(r"\1\2", _BY_NUMBER.sub(GAP, line))
     return _WIDE.sub(GAP, _RUN_ON.sub(rf"\1{GAP}", line))
 
 
 def _told_apart(match: re.Match[str]) -> str:
-    """Return the pairs in brackets after the name of a part of the data, each with that name."""
+    """Return the pairs in brackets after the name of a split, each with that name."""
     split = match[1]
     return _OF_SPLIT_NAME.sub(lambda name: f"{GAP}{split} {_SHORT.get(name[1].lower(), name[1])}", match[2])
 
 
+def _as_parts(match: re.Match[str]) -> str:
+    """Return the parts of a loss in brackets after it, each named as a loss."""
+
+    def named(part: re.Match[str]) -> str:
+        told = meaning_of(part[1]).kind is not None or is_ambient(part[1])
+        return f"{GAP}{part[1]}" if told else f"{GAP}{part[1]} loss"
+
+    return _OF_LOSS_NAME.sub(named, match[2])
+
+
 def _side_by_side(match: re.Match[str]) -> str:
-    """Return a list of names and one of as many numbers as pairs; both as they are where their lengths differ."""
+    """Return a list of names and a list of as many numbers as pairs; unchanged if their lengths differ."""
     names, numbers = (match[group].split(",") for group in (1, 2))
     if len(names) != len(numbers):
         return match.group()
     return GAP.join(f"{name.strip()}: {number.strip()}" for name, number in zip(names, numbers, strict=True))
 
 
+def _named_by_split(match: re.Match[str]) -> str:
+    """Return the values of one metric on several splits as pairs; unchanged if the name is not one of a metric."""
+    name = _trim(match["name"])
+    if meaning_of(name).kind not in _MEASURED or _SPLITS & set(plain(name).split("_")):
+        return match.group()
+    parts = _PART.findall(match["parts"])
+    return GAP + GAP.join(f"{split} {name}: {number}" for split, number in parts) + GAP
+
+
 def find_pairs(text: str, spellings: dict[str, str]) -> Pairs:
-    """Find the pairs of a line that went through :func:`with_gaps`.
+    """Find the pairs of a line processed by ``with_gaps``.
 
     ``spellings`` keeps the first spelling of each name, so that ``Loss`` and ``loss`` are one series.
     """
@@ -166,19 +210,23 @@ def find_pairs(text: str, spellings: dict[str, str]) -> Pairs:
         text = _LEFT_OVER.sub(" ", text)
     if GAP in text:
         text = _EMPTY.sub(" ", text)
+    if "rain" in text or "RAIN" in text:
+        text = _BY_SPLIT.sub(_named_by_split, text)
     for match in _PAIR.finditer(text):
         if match["bar"]:
             continue
         name = _trim(match["name"])
+        if match["sign"] not in ("", "-") and " " in match["name"] and meaning_of(name).kind is None:
+            name = _measured(match["name"]) or name
         word = plain(name)
         if not _is_name(name, word):
             continue
         if name.startswith(_BEST):
             covered += match.end() - match.start()
-            continue  # The best so far only ever gets better: no series of the run.
+            continue  # The best so far only ever improves: not a series of the run.
         meaning = meaning_of(name)
         if match["sign"] in ("", "-") and (meaning.kind is None or "." in name):
-            continue  # "took 5", "Table 3", "GPU - 0": without a sign only a known name counts.
+            continue  # "took 5", "Table 3", "GPU - 0": without a separator only a known name counts.
         covered += match.end() - match.start()
         telling = telling or meaning.kind in TELLING
         name = spellings.setdefault(word, name)
@@ -199,6 +247,7 @@ def _is_name(name: str, word: str) -> bool:
         not word
         or len(word) > MAX_NAME_CHARACTERS
         or word in _NAMELESS
+        or name in _EXCEPTIONS
         or word.endswith("_py")
         or name.count("(") != name.count(")")
         or word in STEP_NAMES
@@ -208,7 +257,7 @@ def _is_name(name: str, word: str) -> bool:
 
 
 def _trim(name: str) -> str:
-    """Keep of a run of words the end that names the metric: ``finished with train loss`` → ``train loss``."""
+    """Keep the end of a run of words that names the metric: ``finished with train loss`` → ``train loss``."""
     words = name.split(". ")[-1].split(" ")
     begin = 0
     for number, word in enumerate(words[:-1]):
@@ -218,10 +267,22 @@ def _trim(name: str) -> str:
     if begin and plain(words[begin - 1]) == "best":
         return f"{_BEST}{' '.join(kept)}"
     if begin and plain(words[begin - 1]) in _AVERAGED:
-        # ``eval mean loss`` is a held-out loss: how it was averaged says nothing, on what it was measured does.
+        # ``eval mean loss`` is a held-out loss: the averaging does not matter, the split does.
         first = begin - 1
         while first and plain(words[first - 1]) in _AVERAGED:
             first -= 1
         if first and plain(words[first - 1]) in _SPLITS:
             kept = [words[first - 1], *kept]
     return " ".join(kept).strip("-._/' ") or words[-1].strip("'")
+
+
+def _measured(name: str) -> str | None:
+    """Return the name of a metric with what it was measured on, if it has that form: ``Acc on target``."""
+    words = name.split(". ")[-1].split(" ")
+    for number, word in enumerate(words[1:], start=1):
+        if plain(word) in _MEASURED_ON:
+            head = _trim(" ".join(words[:number]))
+            whole = " ".join([head, *(other for other in words[number:] if plain(other) not in _ARTICLES)])
+            known = {meaning_of(head).kind, meaning_of(whole).kind} <= _MEASURED and plain(head) != "error"
+            return whole if known or head.startswith(_BEST) else None
+    return None

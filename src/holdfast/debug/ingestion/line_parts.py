@@ -1,4 +1,4 @@
-"""Lines that hold more than one: a traceback behind a progress bar, records without a line break between them."""
+"""Lines with several parts: a traceback after a progress bar, records without a line break between them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["apart_from_traceback", "parts_of_line"]
 _BEGINS_TRACEBACK = "Traceback (most recent call last)"
 _BAR_ENDS = ("]", "|", "it", "s", "%")
 MIN_RECORDS = 3
-"""How often a counter must appear on a line, larger each time, for the line to hold that many records."""
+"""Minimum number of increasing counters on a line for it to contain that many records."""
 MIN_RECORDS_CHARACTERS = 120
-"""Shorter lines hold one record: three take more than this."""
+"""Minimum length of a line with several records."""
 _COUNTER = re.compile(r"(?<![A-Za-z_.])(epoch|step|iter|iteration|episode)[ _:#=\[(]{0,3}(\d{1,12})\b", re.IGNORECASE)
 
 
 def apart_from_traceback(line: str) -> tuple[str, ...]:
-    """Part a line from a traceback that begins in it: a progress bar ends without a line break.
+    """Separate a line from a traceback that begins in it: a progress bar ends without a line break.
 
     >>> apart_from_traceback("9%|# | 3/90 [00:01<00:30, loss=nan]Traceback (most recent call last):")
     ('9%|# | 3/90 [00:01<00:30, loss=nan]', 'Traceback (most recent call last):')
@@ -30,7 +30,7 @@ def apart_from_traceback(line: str) -> tuple[str, ...]:
 
 
 def parts_of_line(line: str) -> tuple[str, ...]:
-    """Part a line from a traceback that begins in it, and records that no line break parts from each other.
+    """Separate a line from a traceback that begins in it, and records without a line break between them.
 
     >>> parts_of_line("epoch 1 loss: 0.91, time 6.7 s" + " " * 80 + "epoch 2 loss: 0.73 epoch 3 loss: 0.52")[1:]
     ('epoch 2 loss: 0.73 ', 'epoch 3 loss: 0.52')
@@ -41,7 +41,7 @@ def parts_of_line(line: str) -> tuple[str, ...]:
 
 
 def _records(line: str) -> list[int]:
-    """Return where the records of a line begin: at each turn of the counter that comes up most."""
+    """Return where the records of a line begin: at each occurrence of its most frequent counter."""
     found = [(match.start(), match[1].lower(), int(match[2])) for match in _COUNTER.finditer(line)]
     if len(found) < MIN_RECORDS:
         return []
@@ -50,5 +50,5 @@ def _records(line: str) -> list[int]:
     on = sum(after > before for (_, before), (_, after) in itertools.pairwise(own))
     if times < MIN_RECORDS or 2 * on < times - 1:
         return []
-    # What comes before the first counter is the head of the first record.
+    # Text before the first counter belongs to the first record.
     return [0, *(begin for begin, _ in own[1:])]

@@ -1,7 +1,7 @@
-"""The place of a line of text in its run: the step, the epoch and the batch it prints.
+"""The position of a line of text in its run: the step, the epoch and the batch that it prints.
 
-In this order: a counter with a name (``step 12``, ``iter: 12/100``), an epoch and the batch within it
-(``Epoch 3 [40/196]``), a progress bar, an epoch alone. A total printed once (``Total steps: 13002``) is no place.
+In this order: a counter with a name (``step 12``, ``iter: 12/100``), an epoch and the batch within it (``Epoch 3
+[40/196]``), a progress bar, an epoch alone. A total printed once (``Total steps: 13002``) is not a position.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ _SIGNS = r"[\s:=#\[(\x22\x27\x1f]*"
 # A word before a counter that belongs to it …
 _BEFORE = re.compile(r"\b(?:at|after|in|on|for|of)[ \x1f]+$")
 MAX_BEFORE = 32
-"""Characters before a counter in which such a word is looked for."""
-# … and those that make a total of it.
+"""Maximum number of characters before a counter in which such a word is looked for."""
+# … and those that make it a total.
 _OF_ALL = (
     *("total ", "max ", "num ", "warmup ", "per ", "every ", "save ", "eval ", "logging ", "all "),
     *("number of ", "total of ", "count of ", "out of ", "num of "),
 )
-# Both are looked for in lower case, and begin with a letter and not with a condition: the search then passes over all
-# other letters at once. What must come before the word is asked of what was found.
+_OF_ALL_EPOCHS = tuple(word for word in _OF_ALL if word != "eval ")  # "Eval epoch 3" is where it was measured.
+# Both are searched for in lower case, and begin with a letter and not with a condition, so that the search skips all
+# other letters at once. What must come before the word is checked afterwards.
 _EPOCH = re.compile(
-    rf"ep(?:och(?:s\b(?={_SIGNS}\d+(?:\.\d+)?[\s]*/)|\b|(?=\d)))?{_SIGNS}(\d+(?:\.\d+)?)(?![\d.]*\s?%)(?:\s*/\s*(\d+)|\s+of\s+(\d+))?\]?"
+    rf"ep(?:och(?:s\b(?={_SIGNS}\d+(?:\.\d+)?[\s]*/)|\b(?:[ ](?:num|number|no|nr)\b\.?)?|(?=\d)))?"
+    rf"{_SIGNS}(\d+(?:\.\d+)?)(?![\d.]*\s?%)(?:\s*/\s*(\d+)|\s+of\s+(\d+))?\]?"
 )
 _STEP = re.compile(
     rf"(?:(?:global[ _]?steps?|train(?:ing)?[ _]step|step|steps(?={_SIGNS}[\d,]+\s*/)|"
@@ -44,7 +46,7 @@ _LATER = re.compile(r"(?<![\d./])(\d+)\s*/\s*(\d+)(?![\d./])")
 _AHEAD = re.compile(r"^\s*\[\s*(\d+)\s*/\s*(\d+)\s*\]")  # "[3/251] loss of epoch 2 is 0.5"
 # "[1,  2000] loss: 2.2" of PyTorch's tutorial: epoch and batch; "[10 | 12.34] loss=2.3" of GPT-2: step and seconds.
 _LISTED = re.compile(r"^\s*\[\s*(\d+)\s*,[\s\x1f]*(\d+)\s*\]")
-# What else counts where nothing better does: "Game 10 Score 3", "Generation 7: fitness 0.5" …
+# Other counters, if there is nothing better: "Game 10 Score 3", "Generation 7: fitness 0.5" …
 _OTHER = re.compile(
     rf"\b(?:games?|generation|gen|rounds?|rollout|trial|match){_SIGNS}(\d{{1,12}})(?![\d.]*\s?%|\.\d)", re.I
 )
@@ -54,7 +56,7 @@ _BEFORE_UNIT = re.compile(
     r"(?:iteration|iter|step|epoch|batch|update|episode|game)(?:e?s)?\b",
     re.IGNORECASE,
 )
-# … which may be all that comes before a row: "12 epoch, loss: 0.5".
+# … which may be all that precedes a row: "12 epoch, loss: 0.5".
 _HEAD_UNIT = re.compile(
     r"^[ \x1f]*(\d[\d,]{0,15})(?:st|nd|rd|th)?[ \x1f]"
     r"(?:iteration|iter|step|epoch|batch|update|episode|game)s?\b(?=\s*[,:;|])",
@@ -65,7 +67,7 @@ _CLOCKED = re.compile(r"^\s*\[(\d+) \| [\d.]+\]")
 _AMID = re.compile(
     rf"\b((?:loss|error|accuracy))[ ](\d{{1,12}})(?::[ ]?|[ \x1f])(?={NUMBER})(?!\d+[ ]?[/:])", re.IGNORECASE
 )
-_UNBOUNDED = re.compile(r"(?<![\w.])(\d+)it[ \x1f]\[")  # A progress bar that knows no total: "15it [04:02, …]"
+_UNBOUNDED = re.compile(r"(?<![\w.])(\d+)it[ \x1f]\[")  # A progress bar without a total: "15it [04:02, …]"
 # XGBoost and LightGBM: "[12]  train-logloss:0.5"; first-order motion models: "00000012) perceptual - 54.6"
 _ROUND = re.compile(r"^\s*(?:\[(?=\d+\]\s))?(\d+)[\])]\s")
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s*[\[━=\s\x1f]")
@@ -73,7 +75,7 @@ _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s*[\[━=\s\x1f]")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a line says of its place; the text without it, so that a counter is not taken for a metric."""
+    """The position given by a line, and the text without it, so that a counter is not taken for a metric."""
 
     step: float | None
     epoch: float | None
@@ -82,18 +84,19 @@ class Place:
 
 
 def _lower(text: str) -> str:
-    """Return the text in lower case, each character in its place."""
+    """Return the text in lower case, with every character at the same index."""
     lower = text.lower()
     return lower if len(lower) == len(text) else "".join(c.lower() if c.isascii() else c for c in text)
 
 
 def _counter(pattern: re.Pattern[str], lower: str) -> tuple[int, re.Match[str] | None]:
-    """Return the first counter that is a word of its own and no total, and where it begins with what belongs to it."""
+    """Return the first counter that is a whole word and not a total, and where it begins."""
+    totals = _OF_ALL_EPOCHS if pattern is _EPOCH else _OF_ALL
     found = pattern.search(lower)
     while found is not None:
         begin = found.start()
         inside = begin and (lower[begin - 1].isalnum() or lower[begin - 1] == "_")
-        if (not inside or found.group().startswith("up.")) and not lower.endswith(_OF_ALL, 0, begin):
+        if (not inside or found.group().startswith("up.")) and not lower.endswith(totals, 0, begin):
             before = _BEFORE.search(lower, max(0, begin - MAX_BEFORE), begin) if begin else None
             return (begin if before is None else before.start()), found
         found = pattern.search(lower, begin + 1)
@@ -101,7 +104,7 @@ def _counter(pattern: re.Pattern[str], lower: str) -> tuple[int, re.Match[str] |
 
 
 def find_place(text: str) -> Place:
-    """Find the counters of a line that went through :func:`~holdfast.debug.ingestion.line_pairs.with_gaps`."""
+    """Find the counters of a line processed by ``holdfast.debug.ingestion.line_pairs.with_gaps``."""
     text = _RANGE.sub(r"\1", text)
     paired = _PAIRED.search(text)
     if paired:
@@ -121,7 +124,7 @@ def find_place(text: str) -> Place:
         lower = _lower(text)
     begin, counter = _counter(_STEP, lower)
     if counter:
-        # As it is written: "1M" is a million, "1m" is not.
+        # Case-sensitive: "1M" is a million, "1m" is not.
         step = to_scaled(text[counter.start(1) : counter.end(1)])
         total = to_scaled(counter.group(2) or counter.group(3) or "")
         return Place(step, epoch, total, text[:begin] + GAP + text[counter.end() :])

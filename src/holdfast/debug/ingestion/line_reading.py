@@ -1,9 +1,9 @@
-"""A log taken line by line, which can say at any time what it has read so far.
+"""A log read line by line, which can report at any time what it has read so far.
 
 Reading a finished file and following one that grows are the same code: the first feeds every line and closes, the
-second feeds the lines that are new and asks :meth:`LineReading.so_far`. While a log is followed its older rows are
-thinned (:mod:`holdfast.debug.thinning`), so that a run of any length is held in bounded memory; rows with a value that
-is not finite stay.
+second feeds the lines that are new and asks ``LineReading.so_far``. While a log is followed its older rows are
+thinned (``holdfast.debug.thinning``), so that a run of any length takes bounded memory; rows with a non-finite value
+are kept.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ __all__ = ["LineReading"]
 
 
 class LineReading(ABC):
-    """One file's lines on their way to a ``RunLog``."""
+    """The lines of one file on their way to a ``RunLog``."""
 
     @abstractmethod
     def feed(self, line: str) -> None:
-        """Take the next line."""
+        """Read the next line."""
 
     @abstractmethod
     def thin(self, most: int) -> bool:
-        """Hold the older rows more coarsely, until no more than ``most`` are held; whether any went."""
+        """Thin the older rows until at most ``most`` are kept; return whether any were dropped."""
 
     @abstractmethod
     def close(self) -> RunLog:
-        """Return the file has ended: everything it says.
+        """End the file and return everything it contained.
 
         Raises:
             UnreadableLogError: nothing in it could be read.

@@ -1,4 +1,4 @@
-"""A file on disk as the readers see it: a bounded sample for recognition, bounded lines and bytes for reading."""
+"""A file on disk as readers see it: a bounded sample for recognition, bounded lines and bytes for reading."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ _SAMPLE = 1 << 16
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _BLOCK = 4 << 20
 MAX_NUL_SHARE = 1000
-"""One byte in this many may be NUL: a hole a crash left in a text; binary files have far more."""
+"""One byte in this many may be NUL: a hole that a crash left in a text; binary files have far more."""
 _HOLE = re.compile(rb"\0{8,}")
+_BINARY = re.compile(rb"[\x01-\x07\x0e-\x1a\x1c-\x1f\x7f]")
 _WIDE_TEXT = re.compile(rb"(?:[\t\r\n -~]\0){16,}")
 OTHER_ENCODINGS = ("gb18030", "big5", "shift_jis", "euc_kr", "cp1251", "cp1252")
-"""What text that is no UTF-8 may be written in: where programs use the encoding of the system. A line break is the same
-byte in all of them."""
+"""Encodings of text that is not UTF-8, from programs that use the system's encoding. A line break is the same byte in
+all of them."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]")
-_BLOCKS = re.compile("[\u2580-\u259f]+")  # What a progress bar is drawn with.
+_BLOCKS = re.compile("[\u2580-\u259f]+")  # Characters with which progress bars are drawn.
 
 
 def clean_line(line: str) -> str:
-    """Take colours, drawings and NUL bytes off a line, and put the words that name series into English."""
+    """Remove colours, drawing characters and NUL bytes from a line, and translate the words that name series."""
     if "\x1b" in line:
         line = _ANSI.sub("", line)
     if "\0" in line:
@@ -43,7 +44,7 @@ def clean_line(line: str) -> str:
 
 
 class LineSplitter:
-    """Cuts a stream of bytes into lines, each of at most ``longest`` characters, and holds back the last, open one.
+    """Splits a stream of bytes into lines of at most ``longest`` characters, and keeps the last, incomplete one.
 
     A carriage return ends a line too, as progress bars write them.
     """
@@ -56,7 +57,7 @@ class LineSplitter:
         self._cut = False
 
     def split(self, block: bytes) -> Iterator[str]:
-        """Yield the lines that this block ends."""
+        """Yield the lines that are complete after this block."""
         if self._first:
             block, self._first = block.removeprefix(b"\xef\xbb\xbf"), False
         pieces = (self._pending + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
@@ -71,7 +72,7 @@ class LineSplitter:
             self._pending, self._cut = b"", True
 
     def rest(self) -> Iterator[str]:
-        """Yield the last line, where the stream ended without a line break."""
+        """Yield the last line if the stream ended without a line break."""
         if self._pending and not self._cut:
             yield self._pending[: self._longest].decode(self._encoding, errors="replace")
         self._pending = b""
@@ -84,16 +85,16 @@ class LogFile:
     path: Path
     limits: Limits = field(default_factory=Limits)
     progress: Callable[[int], None] | None = None
-    """Told the bytes that were read, as they are read."""
+    """Called with the number of bytes read, as they are read."""
 
     @property
     def name(self) -> str:
-        """The file's own name."""
+        """The name of the file."""
         return self.path.name
 
     @cached_property
     def size(self) -> int:
-        """Bytes on disk."""
+        """The size on disk in bytes."""
         try:
             return self.path.stat().st_size
         except OSError as error:
@@ -101,7 +102,7 @@ class LogFile:
 
     @cached_property
     def head(self) -> bytes:
-        """The first 64 KiB, decompressed where the file is gzip."""
+        """The first 64 KiB, decompressed if the file is gzip."""
         try:
             with self._open() as stream:
                 return stream.read(_SAMPLE)
@@ -116,21 +117,25 @@ class LogFile:
             return False
         if head[:2] in _MARKS:
             return True
-        # A file that was cut under its writer, or that a full disk left holes in; UTF-16 appended to UTF-8.
-        head = _WIDE_TEXT.sub(lambda match: match[0].replace(b"\0", b""), _HOLE.sub(b"", head))
+        # A file truncated while it was written, or with holes left by a full disk; UTF-16 appended to UTF-8.
+        head, holes = _HOLE.subn(b"", head)
+        head = _WIDE_TEXT.sub(lambda match: match[0].replace(b"\0", b""), head)
         if not head:
             return False
         if b"\0" in head:
-            return head.count(b"\0") * MAX_NUL_SHARE < len(head) and b"\n" in head
+            if head.count(b"\0") * MAX_NUL_SHARE < len(head):
+                return b"\n" in head
+            # Several processes writing to a truncated file leave holes of any size, and nothing else that is binary.
+            return bool(holes) and b"\n" in head and not _BINARY.search(head)
         control = sum(head.count(bytes((code,))) for code in (*range(1, 8), *range(14, 27), *range(28, 32)))
         return control * 50 < len(head)
 
     @cached_property
     def sample_lines(self) -> list[str]:
-        """Lines from the beginning, the middle and the end: what recognition looks at."""
+        """Lines from the beginning, the middle and the end, used for recognition."""
         lines = _split(self.head_text, len(self.head) < _SAMPLE)
         if self.size > _SAMPLE and not self.compressed:
-            # A script's source, or pages of warnings, may come before the first line that counts.
+            # A script's source, or pages of warnings, may come before the first relevant line.
             with self.path.open("rb") as stream:
                 for offset in sorted({max(self.size // 2, _SAMPLE), max(self.size - _SAMPLE, _SAMPLE)}):
                     stream.seek(offset)
@@ -139,19 +144,19 @@ class LogFile:
 
     @cached_property
     def sample_parts(self) -> list[str]:
-        """The lines of the sample that say anything, those that hold several records in parts: every format asks."""
+        """The non-blank lines of the sample, split into records; used by every format."""
         parts = (part for line in self.sample_lines for part in parts_of_line(line))
         return [part for part in parts if part and not part.isspace()]
 
     @cached_property
     def compressed(self) -> bool:
-        """Whether the file is gzip, whatever it is called."""
+        """Whether the file is gzip, whatever its name."""
         with self.path.open("rb") as stream:
             return stream.read(2) == b"\x1f\x8b"
 
     @cached_property
     def encoding(self) -> str:
-        """What the text is written in, by its first bytes."""
+        """The encoding of the text, judged by its first bytes."""
         return _encoding(self.head)
 
     @cached_property
@@ -160,7 +165,7 @@ class LogFile:
         return self._decoded(self.head).lstrip("\ufeff")
 
     def _decoded(self, block: bytes) -> str:
-        """Return a block of the file as text; one from the middle has no mark that says which byte comes first."""
+        """Return a block of the file as text; one from the middle has no byte order mark."""
         encoding = self.encoding
         if encoding == "utf-16" and block[:2] not in _MARKS:
             encoding = "utf-16-le" if self.head[:2] == _MARKS[0] else "utf-16-be"
@@ -175,7 +180,7 @@ class LogFile:
         """Return the whole file.
 
         Raises:
-            UnreadableLogError: it is larger than the limit, also after decompression.
+            UnreadableLogError: it is larger than the limit, possibly only after decompression.
         """
         limit = self.limits.document_bytes if limit is None else limit
         try:
@@ -185,8 +190,8 @@ class LogFile:
             raise self.unreadable(f"cannot be read: {error}") from error
         if len(data) > limit:
             raise self.unreadable(
-                f"holds more than {limit:,} bytes",
-                hint="cut it, or convert it to JSON lines, which are read as a stream",
+                f"contains more than {limit:,} bytes",
+                hint="shorten it, or convert it to JSON lines, which are read as a stream",
             )
         return data
 
@@ -196,14 +201,14 @@ class LogFile:
         return data.decode(self.encoding, errors="replace").lstrip("\ufeff")
 
     def lines(self, *, longest: int | None = None) -> Iterator[str]:
-        """Return every line, cut at ``longest`` characters.
+        """Return every line, truncated at ``longest`` characters.
 
         A carriage return ends a line too, as progress bars write them.
         """
         longest = self.limits.line_characters if longest is None else longest
         if (
             self.encoding == "utf-16"
-        ):  # As PowerShell redirects output: two bytes a character, so not to be cut at bytes.
+        ):  # PowerShell redirects output with two bytes per character, so it cannot be split at bytes.
             yield from (
                 line[:longest] for line in self.read_text().replace("\r\n", "\n").replace("\r", "\n").split("\n")
             )
@@ -221,7 +226,7 @@ class LogFile:
         yield from splitter.rest()
 
     def tail_lines(self) -> list[str]:
-        """Return the lines of the last 64 KiB, without the one that is cut; of a compressed file, of its first part."""
+        """Return the lines of the last 64 KiB, without the incomplete one; of a compressed file, of its first part."""
         if self.compressed or self.size <= _SAMPLE:
             return _split(self.head_text, True)
         with self.path.open("rb") as stream:
@@ -229,10 +234,10 @@ class LogFile:
             return _split(self._decoded(stream.read(_SAMPLE)), True)[1:]
 
     def count_lines_before_tail(self) -> int:
-        """Return how many lines come before the first of :meth:`tail_lines`."""
+        """Return how many lines come before the first of ``tail_lines``."""
         if self.compressed or self.size <= _SAMPLE:
             return 0
-        tail, lines = self.size - _SAMPLE, 1  # The one that is cut begins before the tail.
+        tail, lines = self.size - _SAMPLE, 1  # The incomplete line begins before the tail.
         with self.path.open("rb") as stream:
             while tail > 0 and (block := stream.read(min(_BLOCK, tail))):
                 tail -= len(block)
@@ -240,7 +245,7 @@ class LogFile:
         return lines
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the text in blocks of whole lines; a line too long to be one is cut."""
+        """Yield the text in blocks of whole lines; an overlong line is split."""
         left = self.limits.text_bytes
         pending = b""
         with self.path.open("rb") as stream:
@@ -272,13 +277,13 @@ class LogFile:
 
 
 def _encoding(head: bytes) -> str:
-    """Return the encoding in which the beginning of a file makes most sense: UTF-8, unless another one has words."""
+    """Return the encoding in which the start of a file makes most sense: UTF-8, unless another one contains words."""
     if head[:2] in _MARKS:
         return "utf-16"
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # The last character may be cut.
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # The last character may be incomplete.
     except UnicodeDecodeError:
-        # Of two that find the same words the first is meant: what cannot be distinguished need not be.
+        # Of two encodings with the same words the first is used: the difference does not matter.
         return max(("utf-8", *OTHER_ENCODINGS), key=lambda name: known_words(head.decode(name, errors="replace")))
     return "utf-8"
 

@@ -1,4 +1,4 @@
-"""The base of the file formats: recognise a file by a sample of it, then read it into a ``RunLog``."""
+"""The base class of file formats: recognise a file by a sample, then read it into a ``RunLog``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["LogFormat"]
 class LogFormat(BaseIngestor):
     """One format of log files.
 
-    A module in ``formats`` that defines one is found by itself. Of two formats as sure as each other the one of the
-    higher ``precedence`` reads the file.
+    A module in ``formats`` that defines one is discovered automatically. Of two formats with equal scores the one with
+    the higher ``precedence`` reads the file.
     """
 
     precedence: ClassVar[int] = 0
@@ -30,7 +30,7 @@ class LogFormat(BaseIngestor):
 
     @abstractmethod
     def sniff(self, file: LogFile) -> float:
-        """Return how sure it is that the file has this format, from a sample of it: 0 … 1."""
+        """Return the confidence, from 0 to 1, that the file has this format, given a sample of it."""
 
     @abstractmethod
     def read(self, file: LogFile) -> RunLog:
@@ -41,7 +41,7 @@ class LogFormat(BaseIngestor):
         """
 
     def follow(self, file: LogFile) -> LineReading | None:
-        """Return a reading that can be fed line by line; None for a format that only makes sense as a whole."""
+        """Return a reading that can be fed line by line, or None for a format that must be read as a whole."""
         return None
 
     def can_ingest(self, source: Any) -> float:

@@ -1,4 +1,4 @@
-"""Reads logs from paths or from text in memory, in any format holdfast knows."""
+"""Reads logs from paths or from text in memory, in any known format."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LogIngestor(BaseIngestor):
         return "log"
 
     def can_ingest(self, source: Any) -> float:
-        """Return how sure it is that the source is a log."""
+        """Return the confidence that the source is a log."""
         if _is_text(source) or is_url(source):
             return 0.5
         if not isinstance(source, (str, os.PathLike)):
@@ -59,12 +59,12 @@ class LogIngestor(BaseIngestor):
         return [signal for log in self.read(source) for signal in log.signals]
 
     def read(self, source: Any, *, progress: Callable[[int], None] | None = None) -> list[RunLog]:
-        """Return every run at the source, with all that was read besides the signals.
+        """Return every run at the source, with everything that was read besides the signals.
 
-        ``progress`` is called with the bytes that were read.
+        ``progress`` is called with the number of bytes read.
 
         Raises:
-            UnreadableLogError: there is nothing that reads as a log.
+            UnreadableLogError: nothing there can be read as a log.
         """
         if is_url(source):
             with opened_url(source) as stream, copied(stream, source, self.limits) as path:

@@ -1,4 +1,4 @@
-"""Reads metrics held in memory: records, columns, arrays, DataFrames, Arrow tables."""
+"""Reads metrics in memory: records, columns, arrays, DataFrames, Arrow tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MetricIngestor(BaseIngestor):
         return "metrics"
 
     def can_ingest(self, source: Any) -> float:
-        """Return how sure it is that the object holds metrics."""
+        """Return the confidence that the object contains metrics."""
         if isinstance(source, (str, bytes)) or source is None:
             return 0.0
         if isinstance(source, (Mapping, Sequence, np.ndarray, pa.Table)) or _frame(source) is not None:
@@ -57,7 +57,7 @@ class MetricIngestor(BaseIngestor):
         """Read the object.
 
         Raises:
-            UnreadableLogError: it holds no numbers, or columns of different lengths that cannot be distinguished.
+            UnreadableLogError: it contains no numbers, or columns of different lengths that cannot be aligned.
         """
         history = getattr(source, "history", None)
         if isinstance(history, Mapping) and not isinstance(source, Mapping):
@@ -125,11 +125,11 @@ def _frame(source: Any) -> pa.Table | None:
 
 
 def _pandas_column(series: Any) -> pa.Array | None:
-    """Return one column, with NaN kept as NaN: its pattern decides later whether it fills gaps or was measured."""
+    """Return one column with NaN kept: its pattern decides later whether it fills gaps or was measured."""
     if series.dtype.kind in "iuf":
         if isinstance(series.dtype, np.dtype):
             return pa.array(series.to_numpy(dtype=np.float64), from_pandas=False)
-        # pandas' own nullable types know absent from NaN.
+        # The nullable types of pandas distinguish missing from NaN.
         return pa.array(series.to_numpy(dtype=np.float64, na_value=np.nan), from_pandas=True)
     if series.dtype.kind == "O" or str(series.dtype) in ("string", "str", "category"):
         absent = series.isna().tolist()
@@ -139,7 +139,7 @@ def _pandas_column(series: Any) -> pa.Array | None:
 
 
 def _plain(values: Any) -> Any:
-    """Return tensors and arrays of any framework as NumPy arrays; everything else as it is."""
+    """Return tensors and arrays of any framework as NumPy arrays, and everything else unchanged."""
     if isinstance(values, (list, tuple, Mapping, str, bytes, int, float)) or values is None:
         return values
     if hasattr(values, "detach"):

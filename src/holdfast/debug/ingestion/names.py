@@ -1,8 +1,8 @@
-"""One table of names: what a framework's own word for a metric means.
+"""One table of names: what each framework's name for a metric means.
 
-A name is first put into a plain form (``train/CrossEntropyLoss`` → ``train_cross_entropy_loss``), then looked up whole
-in :data:`EXACT`, then tried against :data:`PATTERNS` in order. The first hit wins. A name that hits nothing has no
-kind: it is still read and plotted, but no detector draws conclusions from it.
+A name is first normalised (``train/CrossEntropyLoss`` → ``train_cross_entropy_loss``), then looked up in ``EXACT``,
+then matched against ``PATTERNS`` in order. The first match wins. A name without a match has no kind: it is still
+read and plotted, but no detector uses it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any
 __all__ = ["EPOCH_NAMES", "STEP_NAMES", "Meaning", "is_ambient", "meaning_of", "plain"]
 
 EVALUATION_WORDS = frozenset(
-    ("val", "valid", "validation", "eval", "evaluation", "test", "dev", "heldout", "holdout", "tst", "vl", "vld")
-)
+    ("val", "valid", "validation", "eval", "evaluation", "test", "dev", "heldout", "holdout", "tst", "vl", "vld", "va",
+     "te")
+)  # fmt: skip
 
-# Whole plain names. Values: kind, or kind with the direction in which a metric improves.
+# Whole normalised names. Values: kind, or kind with the direction in which a metric improves.
 EXACT: Mapping[str, str] = MappingProxyType(
     {
         # karpathy's short logs: train and test loss of llm.c and modded-nanogpt
@@ -80,14 +81,15 @@ EXACT: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Tried in order against the plain name. "metric+" improves upward, "metric-" downward; "" means: known to mean nothing.
+# Matched in order against the normalised name. "metric+" improves upward, "metric-" downward; "" means known but
+# irrelevant.
 PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
-        # Things that contain the word of another kind, so they come first.
+        # Names that contain the word of another kind come first.
         (
             r"(^|_)(every|freq|frequency|interval|period|patience|threshold|cutoff|schedule|scheduler|fn|function|batch_size"
-            r"|warmup|warmup_steps|smoothing|init|target|clip_range|range|decay_steps|min_lr|max_lr|base_lr|end_lr|ids?|idx|indices)$",
+            r"|warmup|warmup_steps|smoothing|init|(?<!_on_)target|clip_range|range|decay_steps|min_lr|max_lr|base_lr|end_lr|ids?|idx|indices)$",
             "",
         ),
         (r"(^|_)(return|exit)_(code|value|status|type|dict|tensors?)s?(_|$)|^target_", ""),
@@ -174,7 +176,7 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "activation",
         ),
         (r"(^|_)(lr|learning_rate)(_|\d|$)", "lr"),
-        # How many entries of a codebook are used: the more the better.
+        # The number of used entries of a codebook: the more the better.
         (
             r"(^|_)(perplexity|ppl)_(pct|percent|percentage|share|ratio|usage)$|(^|_)(code(book)?s?|vq|quanti[sz]er)_(perplexity|ppl)(_|$)",
             "metric+",
@@ -193,7 +195,7 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(^|_)(avg|average|mean|episode|total|running|game)_?\d*_scores?$", "reward"),
         (
             r"(^|_)(acc\w?|accuracy|accuracies|acc_?\d|top_?[15]|f1|f1_score|precision|recall|auc|auroc|roc_auc|map|m_ap\w*|ap|ap_?(50|75)|a_?ps|a_?pm|a_?pl|prec(_?[15])?"
-            r"|map_?50\w*|iou|miou|m_io_u|(sacre)?bleu\w*|rouge\w*|meteor|exact_match|em|hella\w*|hellaswag|psnr|ssim|dice|r2"
+            r"|map_?50\w*|iou|miou|m_io_u|(sacre)?bleu\w*|rouge\w*|meteor|exact_match|em|hella\w*|hellaswag|psnr|ssim|dice|dsc|r2"
             r"|r_2|r2_score|correct|success_rate|mcc|kappa|sensitivity|specificity|cider\w*|spice|chrf\w*|bert_?score|inception_score|elo|solved_rate|pass_?\d+|spearman\w*|pearson\w*|ndcg|hits?(_?(rate|ratio|at))?(_?\d+)?|mrr|fitness|srcc|plcc|krcc|srocc|win_?rate)(_|$)|_scores?$",
             "metric+",
         ),
@@ -249,7 +251,7 @@ STEP_NAMES: tuple[str, ...] = (
 )
 EPOCH_NAMES: tuple[str, ...] = ("epoch", "epochs", "train_epoch", "current_epoch", "ep", "epoch_num", "round")
 
-# Present whatever else a row says, so their presence is no sign that a row "should" hold a metric.
+# Present in every kind of row, so their presence does not mean that a row should contain a metric.
 _AMBIENT = re.compile(
     r"^_?(timestamp|time_stamp|wall_?time|date|datetime|percentage|elapsed_time|remaining_time|runtime|eta|wall"
     r"|train_wall|total_steps|max_steps|mode|split|phase|rank|run|step_type|total|progress)$"
@@ -265,7 +267,7 @@ _LAYERED = re.compile(
     r"|saturat(?:ion|ed)(?:_\w+)?))[/:](?P<layer>[\w.\-/]+)$",
     re.I,
 )
-# Of distances only those between features: the KL of reinforcement learning is between two policies.
+# Only distances between features: the KL of reinforcement learning is between two policies.
 _DISTANCE = re.compile(
     r"^(?:(?:drift|skew|serving|data|features?)[/_.])?(?P<statistic>psi|ks|kl|js)[/:](?P<feature>[\w.\- ]+)$", re.I
 )
@@ -273,8 +275,8 @@ _NOT_FEATURES = frozenset(
     ("mean", "avg", "max", "min", "std", "sum", "total", "loss", "ref", "coef", "coeff", "beta", "penalty", "target",
      "policy", "reward", "value", "token", "tokens", "sequence", "step", "div", "divergence")
 )  # fmt: skip
-# What a search over settings prints of each of its trials: Hyperopt's "job returned loss: 0.5".
-_OF_TRIALS = re.compile(r"^job_returned_|^trial_(loss|score|objective)$")
+# What a hyperparameter search prints for each of its trials: Hyperopt's "job returned loss: 0.5".
+_OF_TRIALS = re.compile(r"^job_returned_|^trial_(loss|score|objective)$|^trial_s_")
 _NOT_LAYERS = frozenset(
     ("total", "global", "all", "mean", "max", "min", "train", "norm", "step", "clipped", "unclipped")
 )
@@ -282,7 +284,7 @@ _NOT_LAYERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a name means: its kind, the layer and replica it speaks of, and what else the name gives away."""
+    """The meaning of a name: its kind, its layer and replica, and what else it says."""
 
     kind: str | None = None
     layer: str | None = None
@@ -294,20 +296,20 @@ class Meaning:
 
 @lru_cache(maxsize=65536)
 def plain(name: str) -> str:
-    """Put a metric's name into its plain form: lower-case words joined by underscores."""
+    """Normalise a metric's name: lower-case words joined by underscores."""
     text = _CAMEL.sub("_", name[:512].replace("@", "_"))
     return _SEPARATORS.sub("_", text.lower()).strip("_")
 
 
 def is_ambient(name: str) -> bool:
-    """Return whether the field only says when or where, and is no metric."""
+    """Return whether the field only says when or where, and is not a metric."""
     word = plain(name)
     return word in STEP_NAMES or word in EPOCH_NAMES or bool(_AMBIENT.match(word))
 
 
 @lru_cache(maxsize=65536)
 def meaning_of(name: str) -> Meaning:
-    """Look a metric's name up in the table."""
+    """Look up a metric's name in the table."""
     distance = _distance_of(name[:512])
     if distance is not None:
         return distance
@@ -332,7 +334,7 @@ def meaning_of(name: str) -> Meaning:
 
 
 def _distance_of(name: str) -> Meaning | None:
-    """Return a distance between two distributions, feature by feature: ``psi/age``."""
+    """Return a distance between two distributions, per feature: ``psi/age``."""
     match = _DISTANCE.match(name)
     if match is None or match["feature"].lower() in _NOT_FEATURES:
         return None
@@ -358,9 +360,9 @@ def _kind_of(word: str) -> tuple[str | None, dict[str, Any]]:
     if kind == "reward":
         metadata["higher_is_better"] = True
         if evaluation and words[-1] in ("score", "scores"):
-            return "metric", metadata  # What a classifier scores on held-out data is no agent's return.
+            return "metric", metadata  # A classifier's score on held-out data is not an agent's return.
     if kind == "entropy" and words[-1] == "loss":
-        metadata["negated"] = True  # What is minimised is the entropy with its sign turned.
+        metadata["negated"] = True  # The entropy is minimised with its sign reversed.
     if kind == "loss" and evaluation:
         return "eval_loss", metadata
     if evaluation and kind not in ("eval_loss", "perplexity", "reward"):

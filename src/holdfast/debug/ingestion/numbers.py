@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 __all__ = ["NUMBER", "SUFFIX", "joined_rows", "to_number", "to_scaled"]
 
-# Repetitions are bounded and no two of them meet: a hostile line must not have this backtrack.
+# Repetitions are bounded and never adjacent, so that a hostile line cannot cause backtracking.
 _EXPONENT = r"(?:[eE][-+]?\d{1,5})?"
 NUMBER = (
     rf"[-+]?(?:(?:0,\d{{1,64}}|\d{{1,64}},(?:\d{{1,2}}|\d{{4,64}}))(?![\d,]){_EXPONENT}"
@@ -18,21 +18,21 @@ NUMBER = (
 """A pattern (no groups) for one number."""
 
 SUFFIX = r"(?:[kKMGT](?![A-Za-z0-9]))?"
-"""A pattern for the factor behind a number."""
+"""A pattern for the factor after a number."""
 
 MAX_ROW_LINES = 1000
-"""Lines a bracket may stay open over: one that is never closed must not make a row of the whole file."""
+"""Maximum number of lines over which a bracket may stay open: one that is never closed must not swallow the file."""
 
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LEADING = re.compile(NUMBER)
 _OPEN_ROW = re.compile(r"\[[-+.,;\d\sEeainfNI]*$")
 _ROW_GOES_ON = re.compile(r"[-+.,;\d\sEeainfNI]*\]?[\],;\s]*$")
-# Half of the world writes 3,1416. Three digits after a comma are thousands, unless a zero comes before it.
+# Many countries write 3,1416. Three digits after a comma are thousands, unless a zero comes before it.
 _DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))(?:[eE][-+]?\d+)?$")
 
 
 def to_number(text: str) -> float | None:
-    """Return the number at the start of ``text``, thousands separators removed; None where there is none."""
+    """Return the number at the start of ``text`` without thousands separators, or None."""
     match = _LEADING.match(text.strip().lstrip("[("))
     if match is None:
         return None
@@ -50,7 +50,7 @@ def to_scaled(text: str) -> float | None:
 
 
 def joined_rows(lines: Iterable[str]) -> Iterator[str]:
-    """Make one line of a bracketed row of numbers that is printed over several, as numpy prints rows of many.
+    """Join a bracketed row of numbers that is printed over several lines, as numpy does with long rows.
 
     >>> list(joined_rows(["[0.25 0.5", " 0.75]", "[[1 2]", " [3 4]]"]))
     ['[0.25 0.5  0.75]', '[[1 2]', ' [3 4]]']
@@ -58,7 +58,7 @@ def joined_rows(lines: Iterable[str]) -> Iterator[str]:
     held: list[str] = []
     for line in lines:
         if held and not (_ROW_GOES_ON.match(line) and len(held) < MAX_ROW_LINES):
-            yield from held  # It was no row: what looked like its beginning stands for itself.
+            yield from held  # It was not a row: its apparent start is a line by itself.
             held = []
         held.append(line)
         if not _OPEN_ROW.search(line) and (len(held) == 1 or "]" in line):

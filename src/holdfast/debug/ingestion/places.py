@@ -1,6 +1,6 @@
-"""Whole numbers that mostly count on, held as stretches: the rows a field is in, the lines rows came from.
+"""Whole numbers that are mostly consecutive, stored as ranges: the rows of a field, the lines of rows.
 
-A field that is in each of five million rows costs one stretch, not five million numbers.
+A field that is in each of five million rows costs one range, not five million numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Places:
 
     @classmethod
     def of(cls, numbers: Integers) -> Places:
-        """Hold these numbers.
+        """Store these numbers.
 
         >>> Places.of(np.array([3, 4, 9])).numbers().tolist()
         [3, 4, 9]
@@ -45,7 +45,7 @@ class Places:
 
     @property
     def last(self) -> int | None:
-        """The last number, None where there is none."""
+        """The last number, or None."""
         return self._firsts[-1] + self._counts[-1] - 1 if self._total else None
 
     def append(self, number: int) -> None:
@@ -53,7 +53,7 @@ class Places:
         self.extend(number, 1)
 
     def extend(self, first: int, count: int) -> None:
-        """Add ``count`` numbers that count on from ``first``."""
+        """Add ``count`` consecutive numbers starting at ``first``."""
         if self._total and self._firsts[-1] + self._counts[-1] == first:
             self._counts[-1] += count
         elif count:
@@ -62,7 +62,7 @@ class Places:
         self._total += count
 
     def copy(self) -> Places:
-        """Return the same numbers, to grow apart."""
+        """Return an independent copy."""
         twin = Places()
         twin._firsts, twin._counts, twin._total = self._firsts[:], self._counts[:], self._total
         return twin
@@ -76,7 +76,7 @@ class Places:
         return every
 
     def at(self, place: int) -> int:
-        """Return the number at a place, from 0.
+        """Return the number at an index, from 0.
 
         Raises:
             IndexError: there are fewer.

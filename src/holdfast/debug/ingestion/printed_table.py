@@ -1,7 +1,7 @@
-"""A table that a script prints between other lines: a line of names, then rows of as many numbers, set apart by commas.
+"""A table that a script prints between other lines: a line of names, then rows of as many comma-separated numbers.
 
 Keras' history as pandas prints it (``,loss,acc,val_loss`` and ``0,0.41,0.87,0.35``) below a model's summary is one.
-Others turn it: a line ``METRIC | TRAIN | VALIDATION``, then one line per metric.
+Others transpose it: a line ``METRIC | TRAIN | VALIDATION``, then one line per metric.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from holdfast.debug.ingestion.numbers import to_number
 __all__ = ["PrintedTable", "Row", "SplitTable"]
 
 MIN_NAMES = 2
-"""Names from which words with commas between them are a header: one is a word."""
+"""Minimum number of names of a header."""
 MAX_NAMES = 64
-"""Names beyond which it is data."""
+"""Maximum number of names of a header; more are data."""
 
 
 _SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
@@ -25,7 +25,7 @@ _SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: its place, if it says so, and its numbers."""
+    """One row: its position, if given, and its numbers."""
 
     step: float | None
     epoch: float | None
@@ -33,13 +33,13 @@ class Row:
 
 
 class PrintedTable:
-    """Takes the lines of a text in order, and knows the rows of tables among them."""
+    """Reads the lines of a text in order, and recognises the rows of tables."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
 
     def feed(self, line: str) -> Row | None:
-        """Return the line as a row of the table it is in; None if it is not one. A header begins a table."""
+        """Return the line as a row of the current table, or None. A header starts a table."""
         if "," not in line:
             self._names = []
             return None
@@ -66,13 +66,13 @@ class PrintedTable:
 
 
 class SplitTable:
-    """Takes the lines of a text in order, and knows tables with one column per split and one row per metric."""
+    """Reads the lines of a text in order, and recognises tables with one column per split and one row per metric."""
 
     def __init__(self) -> None:
         self._splits: list[str] = []
 
     def feed(self, line: str) -> dict[str, float | None]:
-        """Return the numbers of a row by split and name; nothing where the line is none. A header begins a table."""
+        """Return the numbers of a row by split and name; nothing if the line is not a row. A header starts a table."""
         if "|" not in line and "\x1f" not in line:
             return {}
         cells = [cell.strip() for cell in line.replace("\x1f", "|").strip("| ").split("|") if cell.strip()]
@@ -88,7 +88,7 @@ class SplitTable:
 
 
 def _is_header(cells: list[str]) -> bool:
-    """Return whether the cells are names, one of which says how training goes; the first may be empty, an index."""
+    """Return whether the cells are names, one of which shows how training goes; the first may be empty (an index)."""
     names = cells if cells[0] else cells[1:]
     if not MIN_NAMES <= len(names) <= MAX_NAMES or len(set(names)) < len(names):
         return False

@@ -1,7 +1,7 @@
-"""A progress bar as tqdm draws it: what is before it, how far it is, and what was measured there.
+"""A progress bar as tqdm draws it: the text before it, its position, and the values shown.
 
-``Epoch 3:  38%|###   | 65/170 [00:21<00:34, 3.05it/s, loss=0.52]``. A bar is drawn many times a second, so a text of
-bars is long and says little; it has to be read fast.
+``Epoch 3:  38%|###   | 65/170 [00:21<00:34, 3.05it/s, loss=0.52]``. A bar is drawn many times per second, so a text of
+bars is long and must be read fast.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Bar:
     """One drawing of a bar.
 
     Args:
-        before: the text before the share.
-        done: where it is.
-        total: where it ends.
+        before: the text before the percentage.
+        done: its position.
+        total: its total.
         after: what follows its rate: ``loss=0.52, acc=0.9``.
     """
 
@@ -35,11 +35,11 @@ class Bar:
 
     @property
     def is_bare(self) -> bool:
-        """Whether it says nothing but how far it is."""
+        """Whether it shows nothing but its position."""
         return not self.after and not self.before
 
     def numbers(self) -> dict[str, float] | None:
-        """Return what was measured, by name; None where it is not numbers with names alone."""
+        """Return the values by name, or None if it shows anything but named numbers."""
         fields: dict[str, float] = {}
         for pair in self.after.split(", "):
             name, sign, value = pair.partition("=")
@@ -53,7 +53,7 @@ class Bar:
 
 
 def find_bar(line: str) -> Bar | None:
-    """Return the bar that a line is; None where it is none.
+    """Return the bar on a line, or None.
 
     >>> find_bar("Epoch 3:  38%|###   | 65/170 [00:21<00:34, 3.05it/s, loss=0.52]")
     Bar(before='Epoch 3:', done=65.0, total=170.0, after='loss=0.52')

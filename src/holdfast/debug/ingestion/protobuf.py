@@ -1,7 +1,7 @@
-"""The Protocol Buffers wire format, as much of it as event files and ``.wandb`` files use.
+"""The Protocol Buffers wire format, as far as event files and ``.wandb`` files use it.
 
 A message is a sequence of fields; a field is a number and either an integer, eight bytes, four bytes, or a run of bytes
-(text, or another message). Nothing here knows any schema.
+(text, or another message). No schema is needed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def fields(data: BytesLike) -> Iterator[tuple[int, int | BytesLike]]:
         elif kind == _FIXED32:
             length = 4
         else:
-            raise WireError(f"wire type {kind} is not in use")
+            raise WireError(f"wire type {kind} is not supported")
         if number == 0 or at + length > end:
             raise WireError("a field runs past the end of the message")
         yield number, data[at : at + length]
@@ -70,7 +70,7 @@ def as_float(value: int | BytesLike) -> float:
 
 
 def signed(value: int | BytesLike) -> int:
-    """Return an ``int64`` field's value, which the wire holds as an unsigned number."""
+    """Return the value of an ``int64`` field, which is encoded as an unsigned number."""
     if not isinstance(value, int):
         raise WireError("not an integer")
     return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,4 +1,4 @@
-"""Builds columns out of records (dicts, one per row) or out of Arrow batches, keeping absent values absent."""
+"""Builds columns from records (dicts, one per row) or Arrow batches, keeping missing values missing."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from holdfast.debug.ingestion.table import Column
 __all__ = ["CONFIG_FIELDS", "ColumnBuilder", "columns_from_batches"]
 
 CONFIG_FIELDS = ("config", "hparams", "args", "params", "hyperparameters")
-"""Fields of a record that hold a run's settings, not its numbers."""
+"""Fields of a record that contain a run's settings, not its numbers."""
 
-_MOST_LABELS = 4096
-_MOST_SETTINGS = 16
+_MAX_LABELS = 4096
+_MAX_SETTINGS = 16
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -30,7 +30,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A stretch of one numeric column: its values, and the rows they and its placeholders are in."""
+    """A part of one numeric column: its values, and the rows of these and of its placeholders."""
 
     start: int
     values: Floats
@@ -45,8 +45,8 @@ class ColumnBuilder:
     """Collects records row by row, or column pieces batch by batch.
 
     Args:
-        limits: how many rows and fields are kept.
-        restore: restores what was replaced in a batch, and says where a placeholder was.
+        limits: limits on rows and fields.
+        restore: restores replaced values of a batch, and returns where placeholders were.
     """
 
     def __init__(
@@ -86,15 +86,15 @@ class ColumnBuilder:
         return self.count
 
     def origins(self) -> NDArray[np.int64]:
-        """Return, for each record held, which record of the log it was."""
+        """Return the record of the log that each stored record was."""
         return np.array(self._origins, dtype=np.int64)
 
     def fields(self) -> list[NDArray[np.int64]]:
-        """Return, for each field, the records it is in."""
+        """Return the records that contain each field."""
         return [np.array(rows, dtype=np.int64) for rows, _ in self._cells.values()]
 
     def odd(self) -> NDArray[np.int64]:
-        """Return the records with a value that is not finite."""
+        """Return the records with a non-finite value."""
         odd = {
             row
             for rows, values in self._cells.values()
@@ -104,7 +104,7 @@ class ColumnBuilder:
         return np.array(sorted(odd), dtype=np.int64)
 
     def keep(self, rows: NDArray[np.int64]) -> None:
-        """Hold these records only, renumbered."""
+        """Keep only these records, renumbered."""
         place = {row: number for number, row in enumerate(rows.tolist())}
         self._origins = [self._origins[row] for row in place]
         self.count = len(place)
@@ -120,12 +120,12 @@ class ColumnBuilder:
         self.count += batch.num_rows
         for name, array in zip(batch.schema.names, batch.columns, strict=True):
             if name in CONFIG_FIELDS and pa.types.is_struct(array.type):
-                self.settings += pc.drop_null(array)[:_MOST_SETTINGS].to_pylist()
+                self.settings += pc.drop_null(array)[:_MAX_SETTINGS].to_pylist()
                 continue
             self._add_array(name.strip(), array, start)
 
     def add_columns(self, count: int, columns: Sequence[Column]) -> None:
-        """Add ``count`` rows that have been made columns of numbers already."""
+        """Add ``count`` rows that are already columns of numbers."""
         start = self.count
         self.count += count
         for column in columns:
@@ -161,7 +161,7 @@ class ColumnBuilder:
             self._words.setdefault(name, []).append((start, array.to_pylist()))
 
     def finish(self) -> tuple[list[Column], dict[str, NDArray[Any]]]:
-        """Return the numeric columns, and the columns of words (None where a row has none)."""
+        """Return the numeric columns, and the columns of words (None if a row has none)."""
         columns: list[Column] = []
         labels: dict[str, NDArray[Any]] = {}
         for name, batches in self._words.items():
@@ -178,7 +178,7 @@ class ColumnBuilder:
 
     @staticmethod
     def _joined(batches: list[tuple[int, list[Any]]], pieces: list[_Piece]) -> tuple[list[int], list[Any]]:
-        """Return the cells of a column that holds words in some batches and, it may be, numbers in others."""
+        """Return the cells of a column that contains words in some batches and possibly numbers in others."""
         cells = [
             (start + offset, word) for start, words in batches for offset, word in enumerate(words) if word is not None
         ]
@@ -216,9 +216,9 @@ def columns_from_batches(batches: Iterable[pa.RecordBatch], limits: Limits) -> C
 
 
 def _from_cells(name: str, rows: list[int], values: list[Any], count: int) -> tuple[Column | None, NDArray[Any] | None]:
-    """Return one column out of Python values: numbers, numbers as strings, placeholders, or words."""
+    """Return one column of Python values: numbers, numbers as strings, placeholders, or words."""
     try:
-        # The common case: numbers only. NumPy would make NaN of None, and 1 of True.
+        # The common case: only numbers. NumPy would turn None into NaN and True into 1.
         if set(map(type, values)) <= {int, float}:
             plain_numbers = np.array(values, dtype=np.float64)
             if plain_numbers.ndim == 1:
@@ -244,7 +244,7 @@ def _from_cells(name: str, rows: list[int], values: list[Any], count: int) -> tu
     labels: NDArray[Any] | None = None
     if words and words >= len(kept):
         distinct = {value for value in values if isinstance(value, str)}
-        if 0 < len(distinct) <= _MOST_LABELS:
+        if 0 < len(distinct) <= _MAX_LABELS:
             labels = np.full(count, None, dtype=object)
             for row, value in zip(rows, values, strict=True):
                 labels[row] = value if isinstance(value, str) else None

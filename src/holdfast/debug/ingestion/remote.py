@@ -1,7 +1,7 @@
-"""Logs that are not files here: a URL, or what another program writes to standard input.
+"""Logs that are not local files: a URL, or standard input.
 
-Both are copied to a temporary file first, within the limits: recognising a format takes a look at the beginning, the
-middle and the end.
+Both are first copied to a temporary file, within the limits: format detection reads the beginning, the middle and the
+end.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]{1,20}://")
 _NAME = re.compile(r"[^\w.\-]+")
 _BLOCK = 1 << 20
 TIMEOUT_SECONDS = 60.0
-"""Without an answer for this long a server is taken for gone."""
+"""A server that does not answer for this long is considered unavailable."""
 
 
 def is_url(source: object) -> bool:
-    """Return whether it names something that has to be fetched."""
+    """Return whether it is something that has to be fetched."""
     return isinstance(source, str) and bool(_SCHEME.match(source)) and "\n" not in source
 
 
 @contextmanager
 def opened_url(url: str) -> Iterator[IO[bytes]]:
-    """Open a URL: ``http`` and ``https`` by the standard library, every other scheme by fsspec.
+    """Open a URL: ``http`` and ``https`` with the standard library, every other scheme with fsspec.
 
     Raises:
-        UnreadableLogError: it cannot be opened, or what it takes to open it is not installed.
+        UnreadableLogError: it cannot be opened, or a package needed for that is not installed.
     """
     try:
         if url.startswith(("http://", "https://")):
@@ -63,10 +63,10 @@ def opened_url(url: str) -> Iterator[IO[bytes]]:
 def copied(
     stream: IO[bytes], name: str, limits: Limits, *, progress: Callable[[int], None] | None = None
 ) -> Iterator[Path]:
-    """Give the content of a stream as a temporary file, whose name ends like ``name``.
+    """Copy a stream to a temporary file whose name ends like ``name``.
 
     Raises:
-        UnreadableLogError: there is more of it than is read of any log.
+        UnreadableLogError: it is larger than the limit for logs.
     """
     folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
     try:
@@ -78,7 +78,7 @@ def copied(
                 size += len(block)
                 if size > limits.text_bytes:
                     raise UnreadableLogError(
-                        f"the log holds more than {limits.text_bytes:,} bytes", hint="cut it", file=name
+                        f"the log is larger than {limits.text_bytes:,} bytes", hint="cut it", file=name
                     )
                 file.write(block)
                 if progress is not None:

@@ -2,9 +2,9 @@
 
 A counter that goes back means one of three things. Each epoch counts its batches from the beginning: a *pass*, still
 the same run. A run resumed from a checkpoint writes some steps again: an *overlap*, the same run too. Or the counter is
-back at its start because another run was written into the same file: only this divides. What tells a pass from a new
-run is the epoch where one is printed, then what is between the rows (settings printed again, a jump of the clock, a
-crash), then whether the loss is back where the first run began, and last whether the stretches are of equal length.
+back at its start because another run was written into the same file: only this separates runs. A pass is told from a
+new run by the epoch if one is printed, then by what is between the rows (settings printed again, a jump of the clock, a
+crash), then by whether the loss is back at its first level, and last by whether the segments are equally long.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What is known of a file's rows, one entry per row.
+    """What is known about a file's rows, one entry per row.
 
     Args:
-        steps: the printed step, gaps filled.
-        epochs: the printed epoch, gaps filled, where one is printed.
-        level: the main loss, NaN where a row has none.
-        marks: rows before which something says that a run began: settings again, the clock, a crash.
-        pass_length: the total that the counter is printed with, where there is one.
+        steps: the printed step, with gaps filled.
+        epochs: the printed epoch, with gaps filled, if one is printed.
+        level: the main loss, NaN if a row has none.
+        marks: rows before which something indicates that a run began: settings again, the clock, a crash.
+        pass_length: the total printed with the counter, if there is one.
+        told_late: whether an epoch is printed when it is over: the first rows of a later run then seem to belong to the
+            last epoch of the one before, and it begins where the step was back.
         whole_run: whether the counter, by its name, counts the whole run and not a pass (``total_timesteps``).
         rule: when going back begins another run.
     """
@@ -41,6 +43,7 @@ class Counters:
     level: Floats | None = None
     marks: Collection[int] = ()
     pass_length: float | None = None
+    told_late: bool = False
     whole_run: bool = False
     rule: RestartRule = field(default_factory=RestartRule)
 
@@ -58,19 +61,22 @@ def divide_runs(counters: Counters) -> list[int]:
     for number, row in enumerate(suspects.tolist()):
         following = int(suspects[number + 1]) if number + 1 < len(suspects) else len(steps)
         if _begins_a_run(counters, epochs, begins[-1], row, following):
-            begins.append(row)
+            before = int(suspects[number - 1]) if number else 0
+            late = counters.told_late and epochs is not None and bool(np.all(epochs[before:row] == epochs[before]))
+            began = late and begins[-1] < before and _at_start(counters.rule, steps, begins[-1], before)
+            begins.append(before if began else row)
     if len(begins) > 1 and len(steps) / len(begins) < counters.rule.minimum_rows_per_run:
         return [0]
     return [0] if _are_rounds(counters, begins) else begins
 
 
 def _are_rounds(counters: Counters, begins: list[int]) -> bool:
-    """Return whether many stretches of one length are rounds of one run.
+    """Return whether many segments of equal length are rounds of one run.
 
-    Each begins where the last ended, not at the start.
+    Each begins where the last one ended, not at the start.
 
-    A program that calls ``learn(10_000)`` again and again counts each call from zero; runs of a sweep are as alike in
-    length, and begin alike.
+    A program that calls ``learn(10_000)`` repeatedly counts each call from zero; the runs of a sweep are equally long
+    too, but all start at the same level.
     """
     rule, level = counters.rule, counters.level
     lengths = np.diff(begins)
@@ -109,9 +115,9 @@ def _begins_a_run(counters: Counters, epochs: Floats | None, begin: int, row: in
 
 
 def _at_start(rule: RestartRule, counter: Floats, begin: int, row: int) -> bool:
-    """Return whether the counter is back where this run began.
+    """Return whether the counter is back at the start of this run.
 
-    At its first value, or no further than its first few rows.
+    It is at its first value, or within its first few rows.
     """
     stretch = counter[begin:row]
     first, top = float(stretch[0]), float(stretch.max())
@@ -123,7 +129,7 @@ def _at_start(rule: RestartRule, counter: Floats, begin: int, row: int) -> bool:
 def _level_is_back(rule: RestartRule, level: Floats, begin: int, row: int, following: int) -> bool | None:
     """Return whether the loss is back at its first level.
 
-    None where it never left it visibly, so nothing can be said.
+    None if it never visibly left it.
     """
     before = level[begin:row][np.isfinite(level[begin:row])]
     after = level[row:following][np.isfinite(level[row:following])]
@@ -141,9 +147,9 @@ def _level_is_back(rule: RestartRule, level: Floats, begin: int, row: int, follo
 
 
 def _alike(rule: RestartRule, counter: Floats, begin: int, row: int, following: int) -> bool:
-    """Return whether the stretches before and after may be passes over the same data.
+    """Return whether the segments before and after may be passes over the same data.
 
-    Of one length, but for the last.
+    They are equally long, except for the last.
     """
     start = begin
     drops = np.flatnonzero(np.diff(counter[begin:row]) < 0)
@@ -152,5 +158,5 @@ def _alike(rule: RestartRule, counter: Floats, begin: int, row: int, following: 
     before = float(counter[start:row].max() - counter[start])
     after = float(counter[row:following].max() - counter[row])
     if following == len(counter):
-        return after <= (1.0 + rule.alike_share) * before + 1.0  # The last pass may be cut short, never longer.
+        return after <= (1.0 + rule.alike_share) * before + 1.0  # The last pass may be shorter, never longer.
     return abs(after - before) <= rule.alike_share * max(before, after) + 1.0

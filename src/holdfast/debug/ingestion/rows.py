@@ -1,9 +1,10 @@
-"""Gathers rows as a line-by-line reader meets them, and hands them on as a table."""
+"""Collects rows from a line-by-line reader and turns them into a table."""
 
 from __future__ import annotations
 
 import base64
 import math
+import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,6 +24,9 @@ from holdfast.debug.types import Signal
 
 __all__ = ["RowCollector", "number_of"]
 
+# A printed tensor: "tensor(3.1793, device='cuda:0', grad_fn=<MeanBackward0>)".
+_TENSOR = re.compile(r"tensor\(([-+.\deE]{1,40}|nan|[-+]?inf)(?:, ?\w{1,20}=[\w':<>.]{1,60}){0,4}\)$")
+
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
@@ -38,6 +42,8 @@ def number_of(value: Any) -> float | None:
             return float(value)
         except OverflowError:
             return math.inf if value > 0 else -math.inf
+    if isinstance(value, str) and value.startswith("tensor(") and (printed := _TENSOR.match(value)):
+        value = printed[1]
     if isinstance(value, str) and 0 < len(value) <= 64:
         try:
             return float(value.replace(",", "")) if "," in value else float(value)
@@ -61,7 +67,7 @@ class RowCollector:
         self._launches: list[int] = []
         self._pass_length: float | None = None
         self.line = 0
-        """The number of the line that is being read, from 1; 0 where lines are not counted."""
+        """The number of the current line, from 1; 0 if lines are not counted."""
         self.has_epochs = False
         self.prefer_logged_step = False
         self.notes: list[str] = []
@@ -70,7 +76,7 @@ class RowCollector:
         return len(self._steps)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowCollector:
-        # Numbers need no copies of their own, and there are many of them.
+        # The many numbers themselves need no copies.
         twin = RowCollector(self._limits)
         for name, value in vars(self).items():
             if isinstance(value, dict):
@@ -85,7 +91,7 @@ class RowCollector:
             return
         row = len(self._steps)
         if step is not None and self._steps and self._steps[-1] == step and not self._overlaps(fields, row - 1):
-            row -= 1  # Several lines speak of the same step: one row.
+            row -= 1  # Several lines about the same step: one row.
         else:
             if epoch is not None:
                 self._begin_epochs()
@@ -110,7 +116,7 @@ class RowCollector:
             self._rows[name].append(row)
 
     def add_block(self, steps: Floats, epochs: Floats | None, fields: Mapping[str, Floats], *, first_line: int) -> None:
-        """Add many rows at once, one per line from ``first_line`` on, all with the same fields."""
+        """Add many rows at once, one per line starting at ``first_line``, all with the same fields."""
         begin, count = len(self._steps), len(steps)
         if epochs is not None:
             self._begin_epochs()
@@ -125,33 +131,33 @@ class RowCollector:
             self._rows.setdefault(name, Places()).extend(begin, count)
 
     def _begin_epochs(self) -> None:
-        """Hold an epoch for each row from now on; the rows so far have none."""
+        """Store an epoch for each row from now on; the rows so far have none."""
         if not self.has_epochs:
             self.has_epochs = True
             self._epochs = array("d", [math.nan]) * len(self._steps)
 
     def note_pass_length(self, length: float) -> None:
-        """Take note of the batches of an epoch, as a line prints them; two lengths in one file say nothing."""
+        """Record the number of batches per epoch that a line prints; two different lengths in one file mean nothing."""
         if self._pass_length is None:
             self._pass_length = length
         elif self._pass_length != length:
             self._pass_length = math.nan
 
     def mark(self, row: int) -> None:
-        """Note that something before this row says that a run begins: settings again, the clock, a crash."""
+        """Record that a run may begin at this row: settings again, the clock, a crash."""
         self._marks.append(row)
 
     def begin(self, row: int) -> None:
-        """Note that a run begins at this row, where rows have no counter that could say otherwise."""
+        """Record that a run begins at this row, if rows have no counter that could say otherwise."""
         self._launches.append(row)
 
     @property
     def limits(self) -> Limits:
-        """How the rows are read."""
+        """The limits of reading."""
         return self._limits
 
     def last_step(self) -> float | None:
-        """Return the step of the last row, where it has one."""
+        """Return the step of the last row, if it has one."""
         return self._steps[-1] if self._steps and not math.isnan(self._steps[-1]) else None
 
     def _overlaps(self, fields: Mapping[str, float | None], row: int) -> bool:
@@ -162,15 +168,15 @@ class RowCollector:
         return False
 
     def origins(self) -> NDArray[np.int64]:
-        """Return, for each row held, the line it came from."""
+        """Return the line from which each stored row came."""
         return self._lines.numbers()
 
     def fields(self) -> list[NDArray[np.int64]]:
-        """Return, for each field, the rows it is in."""
+        """Return the rows that contain each field."""
         return [rows.numbers() for rows in self._rows.values()]
 
     def odd(self) -> NDArray[np.int64]:
-        """Return the rows with a value that is not finite."""
+        """Return the rows with a non-finite value."""
         odd = [
             self._rows[name].numbers()[~np.isfinite(np.array(values, dtype=np.float64))]
             for name, values in self._values.items()
@@ -178,11 +184,11 @@ class RowCollector:
         return np.unique(np.concatenate(odd)) if odd else np.empty(0, dtype=np.int64)
 
     def forget_after(self, step: float) -> None:
-        """Drop every row beyond ``step``, as if it had not been written."""
+        """Drop every row after ``step``, as if it had not been written."""
         self.keep(np.flatnonzero(~(np.array(self._steps, dtype=np.float64) > step)))
 
     def keep(self, rows: NDArray[np.int64]) -> None:
-        """Hold these rows only, renumbered."""
+        """Keep only these rows, renumbered."""
         kept = rows
         place = np.full(len(self._steps), -1, dtype=np.int64)
         place[kept] = np.arange(len(kept))
@@ -201,7 +207,7 @@ class RowCollector:
             self._blanks[name] = Places.of(places[places >= 0])
 
     def state(self) -> dict[str, Any]:
-        """Return the steps and the values of every field, as text that JSON holds exactly."""
+        """Return the steps and the values of every field, as text that JSON stores exactly."""
         return {
             "steps": _text(self._steps),
             "lines": _text(self._lines.numbers()),
@@ -211,7 +217,7 @@ class RowCollector:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Hold what :meth:`state` gave, and nothing else."""
+        """Restore what ``state`` returned, replacing everything else."""
         self._steps, self._lines = array("d", _bytes(state["steps"])), _places(state["lines"])
         self._epochs, self.has_epochs = array("d"), False
         self._rows = {name: _places(rows) for name, (rows, _) in state["fields"].items()}
@@ -226,9 +232,9 @@ class RowCollector:
         """Return everything collected, run by run.
 
         Args:
-            kinds: overrides the meaning of names a format defines.
+            kinds: kinds of names that the format defines.
             divide: whether several runs are separated.
-            ended: nothing will be added any more, so the numbers need not be copied.
+            ended: whether nothing more will be added, so that the numbers need not be copied.
         """
         count = len(self._steps)
         epochs = _floats(self._epochs, shared=ended) if self.has_epochs else None
@@ -270,7 +276,7 @@ class RowCollector:
     def _begins(
         self, steps: Floats, epochs: Floats | None, level: Floats | None, main: Mask | None, *, only_epochs: bool
     ) -> list[int]:
-        """Return the rows at which runs begin, by the rows that hold the main series."""
+        """Return the rows at which runs begin, judged by the rows with the main series."""
         rows = np.arange(len(steps)) if main is None else np.flatnonzero(main)
         if self._launches and epochs is None and not np.isfinite(steps).any():
             return [0, *self._launches]
@@ -280,6 +286,7 @@ class RowCollector:
             None if level is None else level[rows],
             np.searchsorted(rows, self._marks).tolist(),
             self._pass_length,
+            told_late=epochs is not None and len(rows) > 0 and bool(np.isnan(epochs[rows[0]])),
             whole_run=only_epochs,
             rule=self._limits.restarts,
         )
@@ -304,11 +311,11 @@ class RowCollector:
         return columns
 
     def line_of(self, row: int) -> int:
-        """Return the number of the line a row came from."""
+        """Return the number of the line from which a row came."""
         return self._lines.at(row)
 
     def _logged_step(self, steps: Floats) -> Floats:
-        """Return a counter the user logged as a metric, if it is in every row and only goes up."""
+        """Return a counter that the user logged as a metric, if it is in every row and only increases."""
         for name, rows in self._rows.items():
             if plain(name) in STEP_NAMES and len(rows) == len(steps) > 1:
                 logged = np.array(self._values[name])

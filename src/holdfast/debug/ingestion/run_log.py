@@ -1,10 +1,12 @@
-"""What reading one run gives: its signals, and everything the log says besides numbers at steps."""
+"""The result of reading one run: its signals, and everything else that the log says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from holdfast.debug.types import Coverage, Part, Signal
 
@@ -13,14 +15,17 @@ if TYPE_CHECKING:
 
 __all__ = ["RunLog", "log_of_readings", "merge_run_logs"]
 
+MIN_POINTS_BEFORE = 3
+"""Minimum number of points of a run that another follows in the same file: fewer are a start that was given up."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunLog:
-    """One run as read from one file or from several.
+    """One run as read from one or more files.
 
-    ``confidence`` says how sure the reading is (1 for a format with a fixed grammar, less for guesses at free text);
-    ``events`` follow the shapes listed in :mod:`holdfast.debug.base`; ``coverage`` says how much of a text was
-    understood. Where a file holds several runs this is the first, and ``later`` are the ones after it.
+    ``confidence`` is the confidence of the reading (1 for a format with a fixed grammar, less for guesses at free
+    text); ``events`` follow the shapes listed in ``holdfast.debug.base``; ``coverage`` says how much of a text was
+    understood. If a file contains several runs this is the first, and ``later`` are the others.
     """
 
     path: str
@@ -35,7 +40,7 @@ class RunLog:
     later: tuple[RunLog, ...] = ()
 
     def runs(self) -> list[RunLog]:
-        """Return every run of the file, each with its number where there are several."""
+        """Return every run of the file, numbered if there are several."""
         if not self.later:
             return [self]
         found = [replace(self, later=()), *self.later]
@@ -46,7 +51,7 @@ class RunLog:
         ]
 
     def with_notes(self, *notes: str) -> RunLog:
-        """Return the same log with more said about how it was read."""
+        """Return the same log with additional notes on how it was read."""
         return replace(self, notes=(*self.notes, *notes))
 
 
@@ -93,7 +98,33 @@ def log_of_readings(log: RunLog, reading: Reading, *, line_of_row: Callable[[int
 
     if not reading.later:
         return one(reading, log)
-    found = [part for part in (reading, *reading.later) if part.signals]
-    note = f"the file holds {len(found)} runs; each is judged by itself"
+    found, notes = _without_false_starts([part for part in (reading, *reading.later) if part.signals])
+    log = replace(log, notes=(*log.notes, *notes))
+    if len(found) == 1:
+        return one(found[0], log)
+    note = f"the file contains {len(found)} runs; each is judged separately"
     first, *rest = (one(part, replace(log, notes=(*log.notes, note))) for part in found)
     return replace(first, later=tuple(rest))
+
+
+def _without_false_starts(parts: list[Reading]) -> tuple[list[Reading], list[str]]:
+    """Leave out starts that were given up after a row or two, and return the notes on them and on their file.
+
+    One that crashed or lost its values shows something, and so does the last: it may still be going on.
+    """
+    kept: list[Reading] = []
+    notes: list[str] = []
+    left_out = 0
+    follows = False
+    for part in reversed(parts):
+        points = max(len(signal.steps) for signal in part.signals)
+        sound = not part.events and all(np.isfinite(signal.values).all() for signal in part.signals)
+        if follows and sound and points < MIN_POINTS_BEFORE:
+            left_out += points
+            notes = [*part.notes, *notes]
+            continue
+        follows = follows or points >= MIN_POINTS_BEFORE
+        kept.insert(0, part)
+    if left_out:
+        notes.append(f"{left_out} rows before the counter began again were left out: too few for a run")
+    return kept, notes

@@ -1,8 +1,8 @@
-"""What a program averages or adds up within an epoch, and begins again with the next: read at the end of each.
+"""Values that a program averages or sums within an epoch and resets with the next: read at the end of each.
 
 Keras' progress bar prints the mean since the epoch began, others the sum divided by the batches of a whole epoch. The
-first values of an epoch are then one batch's luck, or next to nothing, and a jump at each epoch says nothing about
-training; the last one is the epoch's own.
+first values of an epoch then depend on single batches, or are almost zero, and a jump at each epoch says nothing about
+training; the last value is that of the epoch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Floats = NDArray[np.float64]
 def at_epoch_ends(
     steps: Floats, values: Floats, boundaries: Floats | None, rule: RunningMeanRule
 ) -> NDArray[np.int64] | None:
-    """Return the points to keep of a series that is averaged or summed up within each epoch; None for any other.
+    """Return the points to keep of a series that is averaged or summed within each epoch, or None for any other.
 
     Args:
         steps: the steps of the points, in order.
         values: the series.
-        boundaries: the first step of each epoch but the first.
-        rule: when a series is averaged or added up.
+        boundaries: the first step of each epoch except the first.
+        rule: when a series is averaged or summed.
     """
     if boundaries is None or not len(boundaries) or len(values) < rule.minimum_sum_epochs * rule.points_per_epoch:
         return None
@@ -49,21 +49,21 @@ def at_epoch_ends(
 
 
 def _sums_up_beside(epochs: list[Floats], rule: RunningMeanRule) -> bool:
-    """Return whether the last value of each epoch is another one's, as a summary with a held-out loss after it."""
+    """Return whether the last value of each epoch is of another kind, such as a summary followed by a held-out loss."""
     changes = np.abs([np.diff(epoch[-3:]) for epoch in epochs])
     before, last = np.nanmedian(changes, axis=0)
     return bool(last > rule.settling * before)
 
 
 def _sums(epochs: list[Floats], rule: RunningMeanRule) -> bool:
-    """Return whether the values go up within each epoch, and begin near nothing again with the next."""
+    """Return whether the values increase within each epoch, and restart near zero with the next."""
     rising = [float(np.mean(np.diff(epoch) >= 0.0)) >= rule.rising_share for epoch in epochs]
     again = [0.0 <= after[0] < rule.reset * before[-1] for before, after in itertools.pairwise(epochs)]
     return float(np.mean(rising)) >= rule.agreeing_share and float(np.mean(again)) >= rule.agreeing_share
 
 
 def _means(epochs: list[Floats], rule: RunningMeanRule) -> bool:
-    """Return whether the values settle within each epoch, as the mean of more and more batches does."""
+    """Return whether the values settle within each epoch, like the mean of more and more batches."""
     changes = [np.abs(np.diff(epoch[np.isfinite(epoch)])) for epoch in epochs]
     first = np.concatenate([change[: max(2, len(change) // 6)] for change in changes])
     last = np.concatenate([change[-max(2, len(change) // 3) :] for change in changes])

@@ -1,4 +1,4 @@
-"""Checks metrics handed over in memory before anything is computed from them."""
+"""Validates metrics passed in memory before anything is computed from them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from holdfast.errors import UnreadableLogError
 
 __all__ = ["SchemaProblem", "SchemaValidator"]
 
-_MOST_PROBLEMS = 20
+_MAX_PROBLEMS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaProblem:
-    """One thing that is wrong: where it is and what was expected."""
+    """One problem: where it is and what was expected."""
 
     where: str
     what: str
 
 
 class SchemaValidator:
-    """Checks that records or columns hold numbers, and the fields that must be there.
+    """Checks that records or columns contain numbers, and the required fields.
 
     Args:
         required: names that must be present (in any spelling: ``train/loss`` and ``train_loss`` are one).
-        numeric: names whose values must all be numbers; placeholders and absent values are no problem.
+        numeric: names whose values must all be numbers; placeholders and missing values are allowed.
     """
 
     def __init__(self, *, required: Collection[str] = (), numeric: Collection[str] = ()) -> None:
@@ -38,7 +38,7 @@ class SchemaValidator:
         self._numeric = frozenset(plain(name) for name in numeric)
 
     def validate(self, data: Any) -> tuple[SchemaProblem, ...]:
-        """Everything that is wrong with the data; empty when it is fit to read."""
+        """Return all problems of the data; empty if it is valid."""
         if isinstance(data, Mapping):
             return self._columns(data)
         if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
@@ -46,10 +46,10 @@ class SchemaValidator:
         return (SchemaProblem("the data", f"is a {type(data).__name__}, neither records nor columns"),)
 
     def check(self, data: Any) -> None:
-        """Raise when the data is not fit to read.
+        """Raise an error if the data is invalid.
 
         Raises:
-            UnreadableLogError: with the first problems and where they are.
+            UnreadableLogError: the data is invalid; names the first problems and where they are.
         """
         problems = self.validate(data)
         if problems:
@@ -67,7 +67,7 @@ class SchemaValidator:
                 problems.append(SchemaProblem(f"column {name!r}", f"has {values.ndim} dimensions, not one"))
             elif plain(str(name)) in self._numeric and isinstance(values, (list, tuple)):
                 problems += self._words(str(name), enumerate(values))
-        return tuple(problems[:_MOST_PROBLEMS])
+        return tuple(problems[:_MAX_PROBLEMS])
 
     def _records(self, data: Sequence[Any]) -> tuple[SchemaProblem, ...]:
         problems: list[SchemaProblem] = []
@@ -75,7 +75,7 @@ class SchemaValidator:
             problems.append(SchemaProblem("the list", "is empty"))
         names: dict[str, Any] = {}
         for row, record in enumerate(data):
-            if len(problems) >= _MOST_PROBLEMS:
+            if len(problems) >= _MAX_PROBLEMS:
                 break
             if isinstance(record, (list, tuple)) and all(number_of(cell) is not None for cell in record):
                 continue
@@ -87,12 +87,12 @@ class SchemaValidator:
                 if self._numeric and plain(str(name)) in self._numeric:
                     problems += self._words(str(name), [(row, value)])
         problems += self._absent(names)
-        return tuple(problems[:_MOST_PROBLEMS])
+        return tuple(problems[:_MAX_PROBLEMS])
 
     def _absent(self, names: Mapping[str, Any]) -> list[SchemaProblem]:
         present = {plain(str(name)) for name in names}
         return [
-            SchemaProblem(f"field {name!r}", "is required and absent")
+            SchemaProblem(f"field {name!r}", "is required but missing")
             for name in self._required
             if plain(name) not in present
         ]
@@ -103,6 +103,6 @@ class SchemaValidator:
             placeholder = value is None or (isinstance(value, str) and value.strip().lower() in PLACEHOLDERS)
             if not placeholder and number_of(value) is None:
                 problems.append(SchemaProblem(f"field {name!r} in row {row}", f"is {value!r:.60}, not a number"))
-                if len(problems) >= _MOST_PROBLEMS:
+                if len(problems) >= _MAX_PROBLEMS:
                     break
         return problems

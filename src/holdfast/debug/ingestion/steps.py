@@ -1,8 +1,8 @@
-"""From the step counter one run prints to one that only goes up.
+"""From the step counter that a run prints to one that never decreases.
 
-Counters start again each epoch, go back when a run resumes from a checkpoint, or are missing from some rows. Each of
-these is normal; each is put right here and said in a note or an event. Rows are brought into order only where a counter
-is a little late, as asynchronous loggers are; rows on both sides of a restart are never sorted into each other.
+Counters restart each epoch, go back when a run resumes from a checkpoint, or are missing from some rows. All of this is
+normal, and is repaired here and reported in a note or an event. Rows are sorted only if a counter is slightly late, as
+with asynchronous loggers; rows on different sides of a restart are never mixed.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def repair_steps(
     pass_length: float | None = None,
     rule: StepRule | None = None,
 ) -> StepAxis:
-    """Make the step of every row of one run.
+    """Compute the step of every row of one run.
 
     Args:
-        raw: the printed counter, NaN where a row has none.
-        epochs: the printed epoch, where there is one.
-        main: the rows whose counter is the run's own; others (an evaluation that counts its own batches) are placed
-            between them. All rows by default.
-        pass_length: the steps of an epoch, where the log prints them.
+        raw: the printed counter, NaN if a row has none.
+        epochs: the printed epoch, if there is one.
+        main: the rows with the run's main counter; others (an evaluation that counts its batches) are placed between
+            them. All rows by default.
+        pass_length: the number of steps per epoch, if the log prints it.
         rule: what going back means.
     """
     if len(raw) == 0:
@@ -72,7 +72,7 @@ def repair_steps(
 
 
 def fill_gaps(values: Floats) -> Floats:
-    """Give a row without a counter that of the row before it; count the rows where no row has one."""
+    """Give a row without a counter that of the row before it; count the rows if no row has one."""
     known = np.isfinite(values)
     if known.all():
         return values
@@ -87,11 +87,11 @@ def fill_gaps(values: Floats) -> Floats:
 
 
 def _repair_main(steps: Floats, epochs: Floats | None, pass_length: float | None, rule: StepRule) -> StepAxis:
-    """Put right the counter of rows that all count the same thing."""
+    """Repair the counter of rows that all count the same thing."""
     rises = np.diff(steps)
     dropped = rises < 0
     if epochs is not None:
-        # One row per epoch, at the epoch's last batch: the counter does not move while the epochs pass.
+        # One row per epoch, at its last batch: the counter does not change between epochs.
         dropped |= (rises == 0) & (np.diff(epochs) > 0)
     drops = np.flatnonzero(dropped) + 1
     if not len(drops):
@@ -106,22 +106,22 @@ def _repair_main(steps: Floats, epochs: Floats | None, pass_length: float | None
             return StepAxis(np.maximum.accumulate(steps + (epochs - min(epochs[0], 1.0)) * pass_length))
         return StepAxis(_count_on(steps, drops) + _before_first(steps, epochs, drops))
     if near_start and len(drops) * 2 <= len(steps) + 1 and not np.all(late <= stride):
-        note = f"the step counter starts again {len(drops)} times; the passes are counted on"
+        note = f"the step counter restarts {len(drops)} times; steps are counted across restarts"
         return StepAxis(_count_on(steps, drops), notes=(note,))
     limit = min(max(rule.late_strides * stride, rule.late_share * span), rule.disorder_share * span)
     if np.all(late <= limit) and len(drops) > 1:
         order = np.argsort(steps, kind="stable")
-        return StepAxis(steps, order, notes=("rows were a little out of step order; they were put in order",))
+        return StepAxis(steps, order, notes=("rows were slightly out of step order and were sorted",))
     if len(drops) <= max(3, rule.resumes_share * len(steps)):
         order, events = _drop_superseded(steps, drops)
-        note = f"the run went back {len(events)} times and wrote steps again; the later writing is used"
+        note = f"the run went back {len(events)} times and wrote steps again; the later values are used"
         return StepAxis(steps, order, tuple(events), (note,))
     note = "the printed counter goes back and forth; rows are counted instead"
     return StepAxis(np.arange(len(steps), dtype=np.float64), notes=(note,))
 
 
 def _before_first(steps: Floats, epochs: Floats, drops: NDArray[np.int64]) -> float:
-    """Return the steps of the epochs before the first one printed.
+    """Return the steps of the epochs before the first printed one.
 
     A log that resumes at epoch 145 does not begin at 0.
     """
@@ -130,13 +130,13 @@ def _before_first(steps: Floats, epochs: Floats, drops: NDArray[np.int64]) -> fl
 
 
 def _with_others(axis: StepAxis, raw: Floats, own: NDArray[np.int64]) -> StepAxis:
-    """Place the rows that count something else after the row of the run that they follow."""
+    """Place the rows with another counter after the row of the run that they follow."""
     count = len(raw)
     before = np.searchsorted(own, np.arange(count), side="right") - 1
     steps: Floats = axis.steps[np.maximum(before, 0)]
     after = np.append(axis.steps, np.inf)[np.minimum(before + 1, len(own))]
     repaired = not np.array_equal(axis.steps, raw[own]) or axis.order is not None
-    if not repaired:  # Their own numbers stand where these fit in.
+    if not repaired:  # Keep their numbers if these fit in.
         fits = (raw >= np.where(before >= 0, steps, -np.inf)) & (raw <= after)
         steps = np.where(fits, raw, steps)
     steps[own] = axis.steps
@@ -157,16 +157,16 @@ def _count_on(steps: Floats, drops: NDArray[np.int64]) -> Floats:
     offset = 0.0
     for begin, end, following in zip(bounds[:-2], bounds[1:-1], bounds[2:], strict=True):
         top = float(steps[begin:end].max())
-        # A counter that starts at its own stride (50, 100, …) continues without a gap; one that starts at 0 needs one.
+        # A counter that starts at its stride (50, 100, …) continues without a gap; one that starts at 0 needs one.
         start = float(steps[end])
         offset += top if start >= stride * 0.5 else max(top, top - start) + stride
         offsets[end:following] = offset
-    # Adding a large offset rounds small steps away; that must not take the counter back.
+    # Adding a large offset rounds small steps away; the counter must not go back as a result.
     return np.maximum.accumulate(steps + offsets)
 
 
 def _drop_superseded(steps: Floats, drops: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[Mapping[str, Any]]]:
-    # A row stays when no later writing begins at or before its step.
+    # A row is kept if no later writing begins at or before its step.
     begins = np.full(len(steps), np.inf)
     begins[drops] = steps[drops]
     later = np.append(np.minimum.accumulate(begins[::-1])[::-1][1:], np.inf)

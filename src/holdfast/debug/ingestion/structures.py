@@ -1,6 +1,6 @@
-"""Metrics held in plain structures: records, columns, series keyed by step, and what frameworks nest around them.
+"""Metrics in plain structures: records, columns, series keyed by step, and the nesting of frameworks.
 
-Used for JSON documents and for objects handed over in memory alike.
+Used for both JSON documents and objects in memory.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _WRAPPERS = (
     "training_log",
     "log",
 )
-_DEEPEST = 3
+_MAX_DEPTH = 3
 _KEY = re.compile(r"(?:(?:epoch|step|iter|iteration|round)[ _\-]?)?(\d{1,12})", re.IGNORECASE)
 
 
 def flatten_record(record: Mapping[str, Any], prefix: str = "", depth: int = 4) -> dict[str, Any]:
-    """Nested mappings as one level of names joined by ``/``; sequences are left out."""
+    """Flatten nested mappings to names joined by ``/``; sequences are left out."""
     flat: dict[str, Any] = {}
     for key, value in record.items():
         name = f"{prefix}{key}"
@@ -50,8 +50,8 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "", depth: int = 4) 
     return flat
 
 
-def structure_of(data: Any, depth: int = _DEEPEST) -> str | None:
-    """Return which structure it is.
+def structure_of(data: Any, depth: int = _MAX_DEPTH) -> str | None:
+    """Return the kind of structure.
 
     Records, rows, keyed, columns, series, golden, numbers, triples, wrapped, nested.
     """
@@ -88,7 +88,7 @@ def structure_of(data: Any, depth: int = _DEEPEST) -> str | None:
 
 
 def read_structure(data: Any, limits: Limits, *, source_name: str = "", divide: bool = True) -> Reading:
-    """Read whichever structure ``data`` is; an empty reading where it is none.
+    """Read ``data``, whatever its structure; the reading is empty if it has none.
 
     Several runs in one list of records are separated, unless ``divide`` is false.
     """
@@ -169,7 +169,7 @@ def _columns(data: Mapping[str, Any], limits: Limits, source_name: str) -> Readi
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "", depth: int = 2) -> Iterator[tuple[str, Any]]:
-    """Yield every list with its name; a history nests them beside its epochs, under words that name nothing."""
+    """Yield every list with its name; a history nests them next to its epochs, under generic names."""
     for name, value in data.items():
         if isinstance(value, Mapping) and depth:
             inner = prefix if name in _WRAPPERS else f"{prefix}{name}/"
@@ -179,13 +179,13 @@ def _leaves(data: Mapping[str, Any], prefix: str = "", depth: int = 2) -> Iterat
 
 
 def _is_header(row: Any) -> bool:
-    """Return whether it is a list of names, one of which is known."""
+    """Return whether it is a list of names, at least one of them known."""
     names = isinstance(row, (list, tuple)) and len(row) > 1 and all(isinstance(name, str) for name in row)
     return names and any(meaning_of(name).kind or is_ambient(name) for name in row)
 
 
 def _is_keyed(data: Mapping[str, Any]) -> bool:
-    """Return whether it holds one record per step, under the step's number: ``{"epoch_1": {"loss": 2.5}, …}``."""
+    """Return whether it contains one record per step, keyed by the step's number: ``{"epoch_1": {"loss": 2.5}, …}``."""
     records = [value for value in data.values() if isinstance(value, Mapping)]
     if len(data) < 2 or len(records) < len(data):
         return False
@@ -207,7 +207,7 @@ def _golden(data: Mapping[str, Any]) -> bool:
 
 
 def _golden_values(data: Mapping[str, Any], limits: Limits) -> Reading:
-    """Return Megatron's golden values: series keyed by step, with the string "nan" where a step was not recorded."""
+    """Return Megatron's golden values: series keyed by step, with the string "nan" if a step was not recorded."""
     series: dict[str, Any] = {}
     for name, entry in data.items():
         if not isinstance(entry, Mapping):

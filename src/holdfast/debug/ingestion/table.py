@@ -1,13 +1,13 @@
-"""From a table of rows to signals, keeping four things apart: missing, not collected, zero and NaN.
+"""From a table of rows to signals, distinguishing four cases: missing, not collected, zero and NaN.
 
-* **missing**: the field is absent from a row although the row is of the sort that holds it. Its steps go to
-  ``metadata["missing_steps"]``: a field that vanishes is evidence (Megatron prints no loss when the loss is NaN).
-* **not collected**: the whole column says nothing: only exact zeros where zero is not a value anyone measures, or only
+* **missing**: the field is absent from a row of the kind that normally contains it. Its steps go to
+  ``metadata["missing_steps"]``: a field that vanishes is evidence (Megatron omits a loss that is NaN).
+* **not collected**: the whole column is meaningless: only exact zeros where zero is never measured, or only
   placeholders. The reason goes to ``metadata["not_collected"]``.
 * **zero** and **NaN** are values and stay in ``values``.
 
-A placeholder (the string ``"nan"`` among JSON numbers, ``NA`` in a CSV) is not NaN: where the whole row is
-placeholders the step was not recorded; where only this field is one, the field is missing.
+A placeholder (the string ``"nan"`` among JSON numbers, ``NA`` in a CSV) is not NaN: if the whole row is placeholders
+the step was not recorded; if only this field is one, the field is missing.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ __all__ = ["Column", "Table"]
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
-# Kinds that are never measured as exactly zero from first to last: a column of zeros is a column that was not filled.
+# Kinds that are never measured as exactly zero throughout: a column of zeros was not filled.
 _NEVER_ALL_ZERO = frozenset(("loss", "eval_loss", "perplexity", "throughput", "step_time", "memory", "loss_scale"))
-# What a trainer that skips a loss it cannot print leaves out together.
+# Fields that a trainer omits together with a loss it cannot print.
 _LOSS_FAMILY = frozenset(("loss", "eval_loss", "perplexity", "grad_norm", "value_loss"))
-# What is averaged over the batches of the current epoch.
+# Values averaged over the batches of the current epoch.
 _AVERAGED = frozenset(("loss", "metric"))
 _JUDGED = frozenset(("loss", "eval_loss", "perplexity", "reward"))
 _SPLITS = EVALUATION_WORDS | {"train", "training"}
 MIN_FALLING = 6
-"""Points from which a series without a name shows that it falls."""
+"""Minimum number of points that show that an unnamed series falls."""
 MIN_FIELDS_LEFT = 1
-"""Fields a row must still hold for the absence of another to mean something."""
-_MOST_SHAPES = 256
+"""Minimum number of other fields in a row for the absence of one to be significant."""
+_MAX_SHAPES = 256
 _MIN_ZEROS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The values of one field. ``rows`` says in which rows they are (None: in every row, in order)."""
+    """The values of one field. ``rows`` are the rows that contain them (None: every row, in order)."""
 
     name: str
     values: Floats
@@ -60,7 +60,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A signal in the making."""
+    """A signal under construction."""
 
     column: Column
     meaning: Meaning
@@ -78,7 +78,7 @@ class Table:
     means: RunningMeanRule = field(default_factory=RunningMeanRule)
 
     def signals(self) -> list[Signal]:
-        """Make one signal per column, with its kind and what is known of its gaps."""
+        """Build one signal per column, with its kind and what is known about its gaps."""
         metrics = [column for column in self.columns if not is_ambient(column.name)]
         if metrics and len(metrics) < len(self.columns):
             return Table(self.axis, metrics, self.means).signals()
@@ -88,7 +88,7 @@ class Table:
         drafts: list[_Draft] = []
         for number, (column, meaning) in enumerate(zip(self.columns, meanings, strict=True)):
             metadata: dict[str, Any] = {**meaning.metadata, **column.metadata}
-            if meaning.kind is not None and "trials" not in metadata:  # Of several runs one value each is no series.
+            if meaning.kind is not None and "trials" not in metadata:  # One value per run is not a series.
                 metadata["kind"] = meaning.kind
             steps, values = self._along_axis(column, positions)
             steps, values = _without_filler(steps, values)
@@ -119,7 +119,7 @@ class Table:
         ]
 
     def _positions(self) -> Rows | None:
-        """Return the place of each row along the step axis; -1 for rows that were written again later."""
+        """Return the index of each row along the step axis; -1 for rows that were written again later."""
         if self.axis.order is None:
             return None
         positions = np.full(len(self.axis.steps), -1, dtype=np.int64)
@@ -136,7 +136,7 @@ class Table:
         return self.axis.steps[rows[kept]], column.values[kept]
 
     def _missing_rows(self, meanings: Sequence[Meaning]) -> dict[int, Rows]:
-        """Return for each column, the rows in which it vanished although the rest of such a row is there."""
+        """Return the rows in which each column vanished although the rest of the row is present."""
         real = [n for n, column in enumerate(self.columns) if not is_ambient(column.name)]
         placeholders = [n for n in real if self.columns[n].placeholder_rows is not None]
         sparse = [n for n in real if self.columns[n].rows is not None]
@@ -152,7 +152,7 @@ class Table:
             else:
                 shapes[rows] ^= key
         kinds, first, inverse = np.unique(shapes, return_index=True, return_inverse=True)
-        if len(kinds) < 2 or len(kinds) > _MOST_SHAPES:
+        if len(kinds) < 2 or len(kinds) > _MAX_SHAPES:
             return {}
         members = [self._fields_of_row(int(row), real) for row in first]
         missing: dict[int, Rows] = {}
@@ -175,7 +175,7 @@ class Table:
         return missing
 
     def _recorded(self, rows: Rows, number: int) -> Rows:
-        """Leave out rows in which most other fields hold placeholders too: the step was not recorded at all."""
+        """Leave out rows in which most other fields are placeholders too: the step was not recorded at all."""
         blanks = np.zeros(len(self.axis.steps), dtype=np.int64)
         others = 0
         for other, column in enumerate(self.columns):
@@ -200,9 +200,9 @@ class Table:
 
 
 def _with_losses(meanings: list[Meaning], columns: Sequence[Column]) -> list[Meaning]:
-    """Take series that are called ``train`` and ``val``, and nothing else, for losses where none is named.
+    """Treat series named only ``train`` and ``val`` as losses if no loss is named.
 
-    One of them must fall; the others measure the same. So is an ``L``, as papers write a loss, beside no other.
+    One of them must fall; the others measure the same. A single ``L``, as papers write a loss, is treated likewise.
     """
     letters = {number for number, column in enumerate(columns) if column.name == "L"}
     if letters and not any(meaning.kind in _JUDGED for meaning in meanings):
@@ -216,7 +216,7 @@ def _with_losses(meanings: list[Meaning], columns: Sequence[Column]) -> list[Mea
 
 
 def _falls(values: Floats) -> bool:
-    """Return whether the numbers are positive and end below where they began, as those of a loss."""
+    """Return whether the numbers are positive and end below their start, like a loss."""
     finite = values[np.isfinite(values)]
     if len(finite) < MIN_FALLING or float(finite.min()) <= 0.0:
         return False
@@ -225,9 +225,9 @@ def _falls(values: Floats) -> bool:
 
 
 def _same_sort(fields: frozenset[int], other: frozenset[int], meanings: Sequence[Meaning]) -> bool:
-    """Return whether a row without a field is of the sort that holds it.
+    """Return whether a row without a field is of the kind that normally contains it.
 
-    Nothing but what measures the loss is gone from it.
+    Only the fields that measure the loss are missing.
 
     A row of an evaluation, or of inference, lacks more: its times, its counters, its learning rate.
     """
@@ -236,7 +236,7 @@ def _same_sort(fields: frozenset[int], other: frozenset[int], meanings: Sequence
 
 
 def _was_steady(present: Rows | None, absent: Rows) -> bool:
-    """Return whether the field used to be in row after row, so that its absence is a loss and not a slower rhythm."""
+    """Return whether the field used to be in every row, so that its absence is not a lower logging frequency."""
     if present is None or not len(present):
         return False
     rows = np.concatenate([present, absent])
@@ -248,13 +248,13 @@ def _was_steady(present: Rows | None, absent: Rows) -> bool:
 
 
 def _without_filler(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Drop NaN that only fills the rows of other fields: a column that is NaN in between, again and again."""
+    """Drop NaN that only fills the rows of other fields: a column that is repeatedly NaN in between."""
     nan = np.isnan(values)
     if not nan.any() or nan.all():
         return steps, values
     finite = np.flatnonzero(~nan)
     inside = nan[: finite[-1] + 1]
-    # The column comes back from NaN over and over, for long: no run does that; a writer of a sparse table does.
+    # A column that keeps recovering from NaN is a sparse table, not a run.
     returns = int(np.count_nonzero(np.diff(finite) > 1))
     if inside.mean() < 0.3 or returns < 3:
         return steps, values
@@ -268,7 +268,7 @@ def _without_filler(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 def _mark_not_collected(drafts: Sequence[_Draft]) -> None:
     losses = [draft for draft in drafts if draft.meaning.kind == "loss" and len(draft.values)]
-    # A loss of zero beside a gradient of NaN is how some trainers print a loss that is NaN.
+    # Some trainers print a NaN loss as zero, next to a NaN gradient norm.
     lost_gradient = any(
         draft.meaning.kind == "grad_norm" and len(draft.values) and bool(np.isnan(draft.values).any())
         for draft in drafts
@@ -283,9 +283,9 @@ def _mark_not_collected(drafts: Sequence[_Draft]) -> None:
             if blanks is not None and len(blanks):
                 draft.metadata["not_collected"] = "every value is a placeholder"
         elif np.isnan(values[0]) and np.isnan(values).all():
-            # A gradient that is NaN throughout is how a dead fp16 run looks: that is a value, never a filler.
+            # A gradient that is NaN throughout is what a dead fp16 run looks like: it is a value, not a filler.
             if finite_loss and len(values) > 1 and kind != "grad_norm":
-                draft.metadata["not_collected"] = "every value is NaN from the first row on, beside a finite loss"
+                draft.metadata["not_collected"] = "every value is NaN from the first row on, but the loss is finite"
         elif values[0] == 0 and len(values) >= _MIN_ZEROS and not values.any() and not lost_gradient:
             unmeasured = kind == "grad_norm" and draft.meaning.layer is None and not _stands_still(losses)
             if kind in _NEVER_ALL_ZERO or unmeasured:
@@ -293,7 +293,7 @@ def _mark_not_collected(drafts: Sequence[_Draft]) -> None:
 
 
 def _stands_still(losses: Sequence[_Draft]) -> bool:
-    """Return whether a loss was measured and hardly moves: then a gradient of zero may be what was measured too."""
+    """Return whether a loss was measured and hardly moves: a gradient of zero may then be real."""
     for draft in losses:
         finite = draft.values[np.isfinite(draft.values)]
         if len(finite) > 1 and finite.any():

@@ -1,7 +1,7 @@
-"""The end of a file that is still being written: each look reads the bytes that are new, and nothing else.
+"""The end of a file that is still being written: each look reads only the new bytes.
 
-What was read is remembered as an offset, the file's identity and its last few bytes. A file that was replaced (log
-rotation), cut (``>`` instead of ``>>``) or written again in place is noticed by these and read from its beginning.
+The offset, the file's identity and its last few bytes are remembered, so that a file that was replaced (log rotation),
+truncated (``>`` instead of ``>>``) or rewritten in place is detected and read from its beginning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Tail:
 
     Args:
         path: the file; it may be replaced while it is followed.
-        limits: how long a line may be.
+        limits: limits on the length of a line.
     """
 
     def __init__(self, path: Path, limits: Limits | None = None) -> None:
@@ -41,14 +41,14 @@ class Tail:
         self._splitter = LineSplitter(self._limits.structured_line_characters)
 
     def rewind(self) -> None:
-        """Begin again with the first line."""
+        """Start again at the first line."""
         self._start_over()
 
     def was_replaced(self) -> bool:
-        """Return whether the file is no longer the one read so far; if so, reading begins again at its first line.
+        """Return whether the file is no longer the one read so far; if so, start again at its first line.
 
         Raises:
-            UnreadableLogError: there is no such file now.
+            UnreadableLogError: the file no longer exists.
         """
         try:
             with self.path.open("rb") as stream:
@@ -67,15 +67,15 @@ class Tail:
         return changed
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines finished since the last call; one without a line break yet is held back.
+        """Yield the lines completed since the last call; an incomplete line is kept for later.
 
         Raises:
-            UnreadableLogError: the file is gone.
+            UnreadableLogError: the file no longer exists.
         """
         try:
             with self.path.open("rb") as stream:
                 stream.seek(self.offset)
-                # What is written while this reads waits for the next look: a fast writer must not hold this one up.
+                # What is written during this call waits for the next: a fast writer must not hold it up.
                 left = os.fstat(stream.fileno()).st_size - self.offset
                 while left > 0 and (block := stream.read(min(_BLOCK, left))):
                     left -= len(block)

@@ -1,7 +1,7 @@
-"""The base of the line-by-line formats: a grammar per line, one loop for all of them.
+"""The base class of line-by-line formats: a grammar per line, and one loop for all of them.
 
-Each format gives a :class:`LineReader` that turns lines into rows. What any training script may print between its own
-lines (skipped fp16 steps, a traceback, its arguments) is understood here, once for all formats.
+Each format gives a ``LineReader`` that turns lines into rows. What any training script may print in between
+(skipped fp16 steps, a traceback, its arguments) is read here for all formats.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 
 from holdfast.debug.ingestion.columns import Reading
 from holdfast.debug.ingestion.config_text import config_from_line
-from holdfast.debug.ingestion.crash_lines import CrashScanner, is_bare_numbers, letters_of
+from holdfast.debug.ingestion.crash_lines import CrashScanner, crashed_launches, is_bare_numbers, letters_of
 from holdfast.debug.ingestion.line_parts import parts_of_line
 from holdfast.debug.ingestion.line_reading import LineReading
 from holdfast.debug.ingestion.log_file import LogFile, clean_line
@@ -32,15 +33,15 @@ from holdfast.debug.types import Coverage, Signal
 __all__ = ["LineReader", "TextFormat"]
 
 MAX_SAMPLE_ROWS = 10_000
-"""Rows of a sample that are kept: more than any sample has lines."""
+"""Maximum number of rows kept of a sample: more than any sample has lines."""
 MIN_BLOCK_BYTES = 4 << 20
-"""Files from this size on are read in blocks: below, reading line by line takes a second."""
+"""Minimum size of files that are read in blocks: below, reading line by line takes a second."""
 MIN_SEGMENT_LINES = 16
-"""Lines alike from which a stretch is taken at once."""
+"""Minimum number of uniform lines that are read at once."""
 BLOCKS_BETWEEN_TRIES = 8
-"""Blocks that are read line by line after one that was no table."""
+"""Number of blocks that are read line by line after one that was not a table."""
 MAX_TRAINING_LINE = 2000
-"""Characters beyond which a line is data or prose, not a line of training."""
+"""Maximum number of characters of a line of training; longer ones are data or prose."""
 MAX_SETTINGS = 2000
 
 _OVERFLOW = re.compile(
@@ -50,7 +51,7 @@ _NEW_SCALE = re.compile(
     r"(?:reducing (?:loss scale )?to|setting loss scale to:?|reducing loss scale to|loss scale:? to)\s*([-+\d.eE]+)"
 )
 _OLD_SCALE = re.compile(r"[Aa]ttempted loss scale:\s*([-+\d.eE]+)")
-_CLOCK = re.compile(r"(\d{4})[-/](\d{2})[-/](\d{2})[T ](\d{2}):(\d{2}):(\d{2})")
+_CLOCK = re.compile(r"(\d{4})[-/](\d{2})[-/](\d{2})[T _](\d{2}):(\d{2}):(\d{2})")
 _BAR = re.compile(r"\d{1,3}%\||\d(?:it/s|s/it)")
 _COUNTED = re.compile(r"\b(?:epoch|step|iter|iters|iteration|batch|episode|update)s?\b\W{0,3}\d", re.IGNORECASE)
 _MEASURED = re.compile(
@@ -62,7 +63,7 @@ _MEASURED = re.compile(
 
 
 class LineReader(ABC):
-    """Reads the lines of one file in order; keeps what it needs between them."""
+    """Reads the lines of one file in order, with the state it needs between them."""
 
     def __init__(self, rows: RowCollector) -> None:
         self.rows = rows
@@ -71,10 +72,10 @@ class LineReader(ABC):
 
     @abstractmethod
     def feed(self, line: str) -> bool:
-        """Take one line; whether it was one of this format's own."""
+        """Read one line; return whether it matched this format."""
 
     def close(self) -> None:
-        """Hand on what was still held back: the file has ended."""
+        """Return what was still buffered: the file has ended."""
         return
 
 
@@ -83,14 +84,14 @@ class TextFormat(LogFormat):
 
     confidence: ClassVar[float] = 1.0
     hits_enough: ClassVar[int | None] = 8
-    """Matching lines of a sample from which more make no difference to :meth:`score`; None where all count."""
+    """Number of matching lines of a sample beyond which more make no difference to ``score``; None if all count."""
 
     @abstractmethod
     def reader(self, rows: RowCollector) -> LineReader:
-        """Return a fresh reader for one file."""
+        """Return a new reader for one file."""
 
     def sniff(self, file: LogFile) -> float:
-        """Return the share of lines with numbers that this format reads, weighted by how special its grammar is."""
+        """Return the fraction of lines with numbers that this format reads, weighted by how specific its grammar is."""
         if not file.is_text:
             return 0.0
         reader = self.reader(RowCollector(replace(self.limits, rows=MAX_SAMPLE_ROWS)))
@@ -102,7 +103,7 @@ class TextFormat(LogFormat):
         return self.score(hits, len(file.sample_lines))
 
     def score(self, hits: int, lines: int) -> float:
-        """Return the certainty that follows from ``hits`` matching lines: one is a hint, a few are proof."""
+        """Return the confidence given ``hits`` matching lines: one is a hint, a few are proof."""
         return 0.0 if hits == 0 else min(0.97, 0.8 + 0.04 * hits)
 
     def follow(self, file: LogFile) -> LineReading:
@@ -118,7 +119,7 @@ class TextFormat(LogFormat):
             return reading.close()
         waiting = 0
         for block in file.blocks():
-            # After blocks that were no tables, only one in a few is tried: trying has its price.
+            # After blocks that were not tables, only one in a few is tried: trying has a cost.
             if waiting <= 0:
                 waiting = 0 if reading.feed_block(block) else BLOCKS_BETWEEN_TRIES
             else:
@@ -127,18 +128,18 @@ class TextFormat(LogFormat):
         return reading.close()
 
     def amend(self, log: RunLog, file: LogFile) -> RunLog:
-        """Put right what can only be seen once all lines of a run have been read."""
+        """Correct what is only visible once all lines of a run have been read."""
         return log
 
     def amend_runs(self, log: RunLog, file: LogFile) -> RunLog:
-        """Put right every run of the file; one of which nothing remains is left out."""
+        """Correct every run of the file; a run of which nothing remains is left out."""
         kept = [run for run in (replace(log, later=()), *log.later) if len(run.signals) or run.events or not log.later]
         kept = [self.amend(run, file) for run in kept]
         return replace(kept[0], later=tuple(kept[1:]))
 
 
 class _TextReading(LineReading):
-    """The lines of one file, as its format's reader takes them, and what is between them."""
+    """The lines of one file, as read by its format's reader, and what is between them."""
 
     def __init__(self, form: TextFormat, file: LogFile) -> None:
         self._form = form
@@ -156,6 +157,7 @@ class _TextReading(LineReading):
         self._held_back = 0
         self._opening = ""
         self._openings: list[int] = []
+        self._opened: list[int] = []
 
     def feed(self, line: str) -> None:
         self._number += 1
@@ -185,7 +187,7 @@ class _TextReading(LineReading):
             self._between(line)
 
     def feed_block(self, block: bytes) -> bool:
-        """Take a block of whole lines at once where they are alike; whether they were."""
+        """Read a block of uniform lines at once; return whether they were uniform."""
         if b"\r" in block:
             block = block.replace(b"\r\n", b"\n")
         table = read_uniform(block, self._reader)
@@ -195,7 +197,7 @@ class _TextReading(LineReading):
         lines = block.split(b"\n")[:-1] if len(table.segments) > 1 else None
         done = 0
         for segment in table.segments:
-            # The first and the last line go the usual way, so that the reader and what is around stay in step.
+            # The first and last line are read as usual, so that the state of the reader stays correct.
             begin, end = segment.begin + 1, segment.end - 1
             if end - begin < MIN_SEGMENT_LINES:
                 continue
@@ -216,7 +218,7 @@ class _TextReading(LineReading):
         return True
 
     def feed_lines(self, block: bytes) -> None:
-        """Take a block of whole lines one by one."""
+        """Read a block of whole lines one by one."""
         lines = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         self._feed_each(lines[:-1] if block.endswith((b"\n", b"\r")) else lines)
 
@@ -226,10 +228,10 @@ class _TextReading(LineReading):
             self.feed(line[:longest].decode("utf-8", errors="replace"))
 
     def _moved(self, step: float | None, line: str) -> bool:
-        """Return whether a new row says that training continues.
+        """Return whether a new row shows that training continues.
 
-        What a program prints while it dies, a summary of its last values, is where the last row was, and its
-        progress bar is drawn again. Where no row has a step, a few rows say it together.
+        A summary that a program prints while it dies is at the position of the last row, and so is its redrawn progress
+        bar. If no row has a step, several rows are needed.
         """
         now = self._reader.rows.last_step()
         moved = now is not None and now != step
@@ -244,7 +246,7 @@ class _TextReading(LineReading):
         )
 
     def _read_after_crash(self, row: int) -> None:
-        """Take a few lines after an error for training, where the reader holds its rows back until the end."""
+        """Treat a few lines after an error as training, if the reader buffers its rows until the end."""
         self._held_back += 1
         if self._held_back >= self._file.limits.ending.unplaced_rows:
             self._crashes.append((row, self._crash.events()))
@@ -252,7 +254,7 @@ class _TextReading(LineReading):
             self._held_back = 0
 
     def _went_on(self, line: str, row: int, step: float | None) -> None:
-        """Take note of what came before a new row, if it may have begun a run."""
+        """Record what came before a new row, if it may have begun a run."""
         rows, restarts = self._reader.rows, self._file.limits.restarts
         if self._crash.pending:
             first = row if self._drawn is None else self._drawn
@@ -269,12 +271,12 @@ class _TextReading(LineReading):
                 and not 0.0 <= clock - self._clock <= restarts.clock_jump_seconds
             ):
                 rows.mark(row)
-        if row % 16 == 0 or self._again:  # A clock from a few rows ago is near enough to see a jump of an hour.
+        if row % 16 == 0 or self._again:  # A clock from a few rows ago is precise enough to see a jump of an hour.
             self._clock = _seconds(line) or self._clock
         self._again.clear()
 
     def _between(self, line: str) -> None:
-        """Read a line that is not one of the format's own."""
+        """Read a line that does not match the format."""
         if _COUNTED.search(line) and _MEASURED.search(line) and len(line) < MAX_TRAINING_LINE:
             self._looked += 1
             self._unread_at_end += 1
@@ -286,6 +288,8 @@ class _TextReading(LineReading):
             self._opening = words
         elif words == self._opening and len(words) >= self._file.limits.restarts.opening_characters:
             self._openings.append(len(self._reader.rows))
+            if not len(self._reader.rows):
+                self._opened.append(self._number)
         if len(self._config) < MAX_SETTINGS:
             found = config_from_line(line)
             if found:
@@ -299,7 +303,7 @@ class _TextReading(LineReading):
 
     def so_far(self) -> RunLog:
         going_on = self._reader
-        # A reader hands on what it held back when it is closed; a copy does so in its place.
+        # A reader returns its buffered rows when it is closed; a copy does so instead.
         self._reader = deepcopy(going_on)
         try:
             return self.close()
@@ -313,7 +317,7 @@ class _TextReading(LineReading):
             rows.begin(row)
         reading = rows.reading(kinds=self._reader.kinds, ended=True)
         if not reading.signals and not self._overflows:
-            raise self._file.unreadable(f"holds no line that reads as {form.name}")
+            raise self._file.unreadable(f"contains no line that reads as {form.name}")
         points, overflow_events = _overflow_points(self._overflows)
         runs = [reading, *reading.later]
         if len(runs) == 1:
@@ -332,21 +336,34 @@ class _TextReading(LineReading):
 
     def _tell_crashes(self, runs: list[Reading]) -> None:
         """Give each run the crash that ended it; an error after which a run continued is only noted."""
-        ends = {run.rows[1]: run for run in runs if run.rows is not None}
+        ends = {run.rows[1]: (run, later) for run, later in pairwise(runs) if run.rows is not None}
         for row, events in self._crashes:
-            run = ends.get(row)
-            if run is not None:
-                run.events += [{**event, "started_again": True} for event in events]
+            if row in ends:
+                run, later = ends[row]
+                how = {"started_again": True, "resumed": _passes(later, run)}
+                run.events += [{**event, **how} for event in events]
             elif row:
                 owner = next((run for run in runs if run.rows is None or row < run.rows[1]), runs[-1])
                 owner.notes.append(f"an error was printed at line {events[0]['line']}, and training continued")
+        runs[0].events += crashed_launches(self._crash.raised, self._opened, self._file.limits.ending)
         runs[-1].events += self._crash.events(end=self._last_line)
 
 
-def _launches(openings: Sequence[int], count: int, *, alike: float) -> list[int]:
-    """Return the rows before which a program began again: it printed its first line, as it does at each launch.
+def _passes(later: Reading, run: Reading) -> bool:
+    """Return whether a run continues an earlier one after its beginning, and gets past its last step."""
+    (first, last), (begun, ended) = (_span(each.signals) for each in (run, later))
+    return first < begun and last < ended
 
-    Between launches there are as many rows as each reached; a line that is printed every few rows is none.
+
+def _span(signals: Sequence[Signal]) -> tuple[float, float]:
+    steps = [signal.steps for signal in signals if len(signal.steps)]
+    return min((float(each[0]) for each in steps), default=0.0), max((float(each[-1]) for each in steps), default=0.0)
+
+
+def _launches(openings: Sequence[int], count: int, *, alike: float) -> list[int]:
+    """Return the rows before which a program restarted: it printed its first line, as at each launch.
+
+    Launches reach different numbers of rows; a line that is printed every few rows is not a launch.
     """
     begins = sorted({row for row in openings if 0 < row < count})
     lengths = np.diff([0, *begins, count])
@@ -356,12 +373,12 @@ def _launches(openings: Sequence[int], count: int, *, alike: float) -> list[int]
 
 
 def _seconds(line: str) -> float | None:
-    """Return the time a line was written, where it says so."""
+    """Return the time at which a line was written, if it says so."""
     match = _CLOCK.search(line[:80])
     if match is None:
         return None
     year, month, day, hour, minute, second = map(int, match.groups())
-    # Only differences matter: months of 31 days are near enough.
+    # Only differences matter: months of 31 days are precise enough.
     return ((((year * 12 + month) * 31 + day) * 24 + hour) * 60 + minute) * 60.0 + second
 
 
@@ -396,7 +413,7 @@ def _overflow_points(
 
 
 def _with_scale(signals: list[Signal], points: list[tuple[float, float]]) -> list[Signal]:
-    """Add the points to the run's loss scale, or make one where the log prints it nowhere else."""
+    """Add the points to the run's loss scale, or create one if the log does not print it."""
     if not points:
         return signals
     steps, values = np.array([step for step, _ in points]), np.array([value for _, value in points])

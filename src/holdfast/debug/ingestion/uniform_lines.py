@@ -1,9 +1,9 @@
-"""JSON lines that all hold the same fields in the same order, read as the table they are.
+"""JSON lines that all have the same fields in the same order, read as a table.
 
 Most logs are written by one statement in a loop: every line is ``{"step": 7, "loss": 2.5, …}`` with only the numbers
-changing. Such a block is split at its commas as if it were CSV; each cell must begin with the very bytes that the first
-line has there (``"loss": ``), and what follows them is a number or a word. Nothing is guessed: a block in which any
-cell differs is refused, and a JSON parser reads it.
+changing. Such a block is split at its commas as if it were CSV; each cell must begin with the same bytes as in the
+first line (``"loss": ``), followed by a number or a word. Nothing is guessed: a block in which any cell differs is left
+to a JSON parser.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pyarrow.csv as arrow_csv
 __all__ = ["NULL_STAND_IN", "uniform_batch"]
 
 NULL_STAND_IN = b"-1.1111111111111e308"
-"""A number no run holds, in the place of ``null``: a value that was asked for and is not there."""
+"""A number that no run contains, in place of ``null``: a value that was requested but missing."""
 
-_FAR = 1 << 30  # Beyond the end of any cell; without a stop, pyarrow miscounts the bytes of some slices.
+_FAR = 1 << 30  # Past the end of any cell; without a stop, pyarrow miscounts the bytes of some slices.
 _FIELD = re.compile(rb'^(\s*"([^"\\]*)"\s*:\s*)(.*)$', re.DOTALL)
 
 
 def uniform_batch(block: bytes) -> pa.RecordBatch | None:
-    """Return the columns of a block of whole lines; None where its lines are not alike."""
+    """Return the columns of a block of whole lines, or None if its lines are not uniform."""
     fields = _fields(block[: block.find(b"\n")].strip(b"\r"))
     if fields is None:
         return None
@@ -51,7 +51,7 @@ def uniform_batch(block: bytes) -> pa.RecordBatch | None:
 
 
 def _fields(line: bytes) -> list[tuple[str, bytes]] | None:
-    """Return each field's name, and the bytes that come before its value."""
+    """Return each field's name, and the bytes before its value."""
     fields: list[tuple[str, bytes]] = []
     for number, cell in enumerate(line.split(b",")):
         opening = b""
@@ -72,7 +72,7 @@ def _fields(line: bytes) -> list[tuple[str, bytes]] | None:
 
 
 def _values(column: Any, prefix: bytes, *, last: bool) -> Any:
-    """Return one column without what comes before (and, in the last, after) its values; None where a cell differs."""
+    """Return one column without the bytes before (and, in the last, after) its values, or None if a cell differs."""
     array = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
     if not _all(pc.starts_with(array, pattern=prefix)):
         return None
@@ -100,7 +100,7 @@ def _words(array: Any) -> Any:
     long_enough = pc.greater_equal(pc.binary_length(array), 2)
     if not quoted or pc.any(odd).as_py() or not _all(long_enough):
         return None
-    return pc.cast(inner, pa.string())  # Refuses what is not UTF-8.
+    return pc.cast(inner, pa.string())  # Rejects invalid UTF-8.
 
 
 def _all(mask: Any) -> bool:

@@ -1,9 +1,9 @@
-"""Blocks of text lines that one statement in a loop wrote, read as the table they are.
+"""Blocks of text lines written by one statement in a loop, read as a table.
 
-``step 12 loss 2.5 lr 1e-4`` over and over: only the numbers change. Split at its spaces such a block is a table; a few
-of its lines go through the format's own reader, which tells which column is the step and which column each field is;
-the rest follows by column. Nothing is guessed: where the reader's answer for any line that was tried is not what the
-columns say, the block is read line by line. Lines unlike the others (an evaluation, a traceback) always are.
+``step 12 loss 2.5 lr 1e-4`` repeated: only the numbers change. Split at its spaces such a block is a table; a few of
+its lines go through the format's reader, which shows which column is the step and which column each field is; the rest
+follows by column. Nothing is guessed: if the reader and the columns disagree on any line that was tried, the block is
+read line by line. Lines unlike the others (an evaluation, a traceback) always are.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ __all__ = ["Segment", "UniformBlock", "read_uniform"]
 Floats = NDArray[np.float64]
 
 MIN_LINES = 64
-"""Lines from which a block is worth reading as a table."""
+"""Minimum number of lines for a block to be worth reading as a table."""
 MAX_ODD_SHARE = 0.05
-"""The share of a block's lines that may be unlike the others."""
+"""Maximum fraction of a block's lines that may be unlike the others."""
 PROBES = 8
-"""Lines from which the meaning of the columns is learned: enough that two columns seldom agree by chance."""
+"""Number of lines from which the meaning of the columns is learned: enough that two columns seldom agree by chance."""
 CHECKS = 24
-"""Further lines on which the columns are held against the reader."""
+"""Number of further lines on which the columns are checked against the reader."""
 _NUMBER = re.compile(rb"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)", re.IGNORECASE)
-_FAR = 1 << 30  # Beyond the end of any cell; without a stop, pyarrow miscounts the bytes of some slices.
+_FAR = 1 << 30  # Past the end of any cell; without a stop, pyarrow miscounts the bytes of some slices.
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Lines ``begin`` … ``end`` of a block, all alike, as columns."""
+    """Lines ``begin`` … ``end`` of a block, all uniform, as columns."""
 
     begin: int
     end: int
@@ -52,14 +52,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class UniformBlock:
-    """A block read as a table: stretches of lines that are alike, and the lines between them."""
+    """A block read as a table: segments of uniform lines, and the lines between them."""
 
     lines: int
     segments: Sequence[Segment]
 
 
 class _Recorder(RowCollector):
-    """Takes down what a reader would add, and adds nothing."""
+    """Records what a reader would add, and adds nothing."""
 
     def __init__(self) -> None:
         super().__init__(Limits())
@@ -71,7 +71,7 @@ class _Recorder(RowCollector):
 
 @dataclass(slots=True)
 class _Columns:
-    """The numbers of a block's lines by column, and which lines are alike."""
+    """The numbers of a block's lines by column, and which lines are uniform."""
 
     ends: NDArray[np.int64]
     rows: NDArray[np.int64]
@@ -79,9 +79,9 @@ class _Columns:
 
 
 def read_uniform(block: bytes, reader: Any) -> UniformBlock | None:
-    """Read a block of whole lines as a table; None where it is none, or where the reader does not agree.
+    """Read a block of whole lines as a table; return None if it is not one, or if the reader disagrees.
 
-    ``reader`` is the format's line reader as it is before the block; it is not changed.
+    ``reader`` is the format's line reader in its state before the block; it is not changed.
     """
     if b"\r" in block or b"\x1b" in block or b"\0" in block:
         return None
@@ -114,7 +114,7 @@ def read_uniform(block: bytes, reader: Any) -> UniformBlock | None:
 
 
 def _columns(block: bytes) -> _Columns | None:
-    """Split the block at its spaces; None where its lines do not have the same cells."""
+    """Split the block at its spaces; return None if its lines do not have the same cells."""
     ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 10)
     if len(ends) < MIN_LINES:
         return None
@@ -160,7 +160,7 @@ def _columns(block: bytes) -> _Columns | None:
 
 
 def _numbers(table: pa.Table, sample: list[bytes], columns: _Columns) -> _Columns | None:
-    """Find the columns that hold a number between the same bytes in (nearly) every line."""
+    """Find the columns with a number between the same bytes in (nearly) every line."""
     good = np.ones(len(columns.rows), dtype=bool)
     found: dict[int, Floats] = {}
     for number, token in enumerate(sample):
@@ -186,7 +186,7 @@ def _is_number(token: bytes) -> bool:
 
 
 def _numeric(array: Any, token: bytes) -> tuple[Floats | None, NDArray[np.bool_]]:
-    """Return the numbers of a column, and where a cell is one; the bytes around it must be those of the sample."""
+    """Return the numbers of a column, and which cells are numbers; the bytes around them must match the sample."""
     none = np.zeros(len(array), dtype=bool)
     for match in _NUMBER.finditer(token):
         prefix, suffix = token[: match.start()], token[match.end() :]
@@ -215,7 +215,7 @@ def _line(block: bytes, columns: _Columns, row: int) -> str:
 
 
 def _answer(reader: Any, line: str) -> tuple[float, dict[str, float], float | None] | None:
-    """Return what the reader makes of a line by itself: step, fields and epoch; None unless it is one row."""
+    """Return what the reader makes of a single line: step, fields and epoch; None unless it is one row."""
     twin = deepcopy(reader, {id(reader.rows): (recorder := _Recorder())})
     if not twin.feed(line):
         return None
@@ -231,7 +231,7 @@ def _answer(reader: Any, line: str) -> tuple[float, dict[str, float], float | No
 def _column_of(
     wanted: Sequence[float | None], columns: _Columns, places: NDArray[np.int64], *, taken: set[int] | None = None
 ) -> int | None:
-    """Return the column that holds these values at these places; one not taken yet where several do."""
+    """Return the column with these values at these indices, preferably one not yet taken."""
     values = np.array([np.nan if value is None else value for value in wanted])
     fitting = [
         number for number, column in columns.numbers.items() if np.array_equal(column[places], values, equal_nan=True)
@@ -243,7 +243,7 @@ def _column_of(
 def _holds(
     block: bytes, reader: Any, columns: _Columns, step: int, epoch: int | None, fields: Mapping[str, int]
 ) -> bool:
-    """Return whether the reader says of further lines what the columns say."""
+    """Return whether the reader and the columns agree on further lines."""
     for place in np.unique(np.random.default_rng(7).integers(0, len(columns.rows), CHECKS)):
         answer = _answer(reader, _line(block, columns, int(columns.rows[place])))
         if answer is None or answer[1].keys() != fields.keys() or answer[0] != columns.numbers[step][place]:

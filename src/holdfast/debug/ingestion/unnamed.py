@@ -1,8 +1,8 @@
-"""What columns are whose names say nothing: a table of runs side by side, or of splits without the word *loss*.
+"""The meaning of columns with uninformative names: a table of runs side by side, or splits without the word *loss*.
 
-Only where no column of a table has a name that means anything. ``loss.csv`` with the columns ``lr_0.1, lr_0.01`` holds
-the loss of two runs; ``{"train": […], "val": […]}`` that falls is the loss on two splits; the columns ``r, l, t`` are
-the reward, length and time of episodes.
+Used only if no column of a table has a known name. ``loss.csv`` with the columns ``lr_0.1, lr_0.01`` contains the loss
+of two runs; ``{"train": […], "val": […]}`` that falls is the loss on two splits; the columns ``r, l, t`` are the
+reward, length and time of episodes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["is_episode_table", "named_by_context"]
 _SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
 _NUMBERS = re.compile(r"\d+(?:_\d+)*")
 _EPISODE = ("r", "l", "t")
-"""What the monitors of Gym and Stable-Baselines call the return, the length and the end of an episode."""
+"""The names of an episode's return, length and end time in the monitors of Gym and Stable-Baselines."""
 
 
 def is_episode_table(names: Iterable[str]) -> bool:
-    """Return whether the columns of these names are those of a monitor of episodes."""
+    """Return whether these are the columns of an episode monitor."""
     return set(_EPISODE) <= {plain(name) for name in names}
 
 
 def named_by_context(columns: list[Column], source_name: str, rule: ListRule) -> list[Column]:
-    """Return the columns, named by the file or by their course where no name among them means anything."""
+    """Return the columns, named by the file or by their trend if no name among them is known."""
     if any((column.meaning or meaning_of(column.name)).kind for column in columns):
         return columns
     if is_episode_table(column.name for column in columns):
@@ -50,13 +50,13 @@ def named_by_context(columns: list[Column], source_name: str, rule: ListRule) ->
 
 
 def _only_value(columns: Sequence[Column], rule: ListRule) -> Column | None:
-    """Return the column that is merely called a value, where there is one: an export of a single series."""
+    """Return the column that is merely called a value, if there is one: an export of a single series."""
     found = [column for column in columns if plain(column.name) in ("value", "values")]
     return found[0] if len(found) == 1 and _is_series(found[0], rule) else None
 
 
 def _runs(columns: Sequence[Column], rule: ListRule) -> list[Column]:
-    """Return the columns whose names differ in a number only, as those of a sweep over one setting do."""
+    """Return the columns whose names differ only in a number, as in a sweep over one setting."""
     series = [
         column for column in columns if _is_series(column, rule) and meaning_of(f"{column.name} loss").kind == "loss"
     ]
@@ -65,7 +65,7 @@ def _runs(columns: Sequence[Column], rule: ListRule) -> list[Column]:
 
 
 def _stem(source_name: str) -> str:
-    """Return the last word of a file's name that means a metric: ``chunk_len_error.csv`` holds errors."""
+    """Return the last word of a file's name that is a known metric: ``chunk_len_error.csv`` contains errors."""
     words = plain(source_name.rsplit(".", 1)[0]).split("_")
     return next((word for word in reversed(words) if meaning_of(word).kind), "")
 

@@ -1,4 +1,4 @@
-"""The report for machines: one JSON object with a version, and only numbers that JSON has."""
+"""The machine-readable report: one versioned JSON object, with only numbers that JSON allows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.debug.types import Coverage, DebugReport, Evidence, Finding, Part,
 __all__ = ["SCHEMA", "render_json", "report_as_dict"]
 
 SCHEMA = 1
-"""The version of the schema; it grows when a field changes its meaning or goes away, not when one is added."""
+"""The version of the schema; it increases if a field changes its meaning or is removed, not if one is added."""
 
 
 def render_json(report: DebugReport) -> str:
@@ -93,7 +93,7 @@ def _evidence(item: Evidence) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> float | int | str | None:
-    """Whole steps as integers; NaN and Infinity, which JSON lacks, as strings."""
+    """Return whole steps as integers, and NaN and Infinity, which JSON lacks, as strings."""
     if value is None:
         return None
     value = float(value)

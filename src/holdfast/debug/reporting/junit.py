@@ -1,4 +1,4 @@
-"""The report for continuous integration: JUnit XML, a suite a run, a case a failure that was looked for."""
+"""The report for continuous integration: JUnit XML with one suite per run and one case per failure checked."""
 
 from __future__ import annotations
 

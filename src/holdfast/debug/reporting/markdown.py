@@ -1,4 +1,4 @@
-"""The report for issue trackers and chats: Markdown in which nothing from a log is markup."""
+"""The report for issue trackers and chats: Markdown in which nothing from a log acts as markup."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")
 
 
 def _safe(text: object) -> str:
-    """Return text from a log, with HTML and Markdown taken out of its effect."""
+    """Return text from a log, with HTML and Markdown escaped."""
     return _SPECIAL.sub(r"\\\1", html.escape(clean(text), quote=False))
 
 

@@ -1,6 +1,7 @@
-"""Findings for OpenTelemetry: one event (log record) a finding, and gauges that Prometheus exporters pick up.
+"""Findings for OpenTelemetry: one event (log record) per finding, and gauges that Prometheus exporters pick up.
 
-Needs the extra ``otel``. The caller's providers are used, so findings go where the rest of a service's telemetry goes.
+Needs the extra ``otel``. The caller's providers are used, so findings go where the rest of a service's telemetry
+goes.
 """
 
 from __future__ import annotations

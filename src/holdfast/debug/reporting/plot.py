@@ -1,7 +1,8 @@
 """One series as an inline SVG: no scripts, no fonts, no network; a million points cost a few kilobytes.
 
 A series longer than the plot is wide is drawn as the band between its lowest and highest value in each column of
-pixels, so that no spike is lost. NaN and Inf are drawn as marks on the upper edge: a gap would hide what matters most.
+pixels, so that no spike is lost. NaN and Inf are drawn as marks on the upper edge: a gap would hide the most important
+points.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The place of a step and a value on the page."""
+    """Maps a step and a value to coordinates."""
 
     width: int
     height: int
@@ -43,7 +44,7 @@ class _Frame:
 
 
 def draw(signal: Signal, bad: Sequence[tuple[float, float]], *, width: int = 760, height: int = 190) -> str:
-    """Draw the series with the bad stretches marked; empty where there is nothing to draw."""
+    """Draw the series with the bad ranges marked; empty if there is nothing to draw."""
     steps, values = signal.steps, signal.values
     placed = np.isfinite(steps)
     finite = np.isfinite(values) & placed
@@ -79,7 +80,7 @@ def _room(low: float, high: float) -> tuple[float, float]:
 
 
 def _ticks(bottom: float, top: float, logarithmic: bool) -> Iterator[tuple[float, str]]:
-    """Round values inside the range, at most five."""
+    """Return at most five round values inside the range."""
     if logarithmic and top - bottom >= 1.2:
         stride = max(1, math.ceil((top - bottom) / 4))
         for power in range(math.ceil(bottom), math.floor(top) + 1, stride):
@@ -150,7 +151,7 @@ def _curve(frame: _Frame, steps: Floats, heights: Floats) -> str:
 
 
 def _lost(frame: _Frame, steps: Floats, values: Floats) -> Iterator[str]:
-    """Return marks where the value is NaN or infinite, at most one per pixel column."""
+    """Return marks at which the value is NaN or infinite, at most one per pixel column."""
     if not len(steps):
         return
     stride = max(1, len(steps) // 4000)

@@ -1,4 +1,4 @@
-"""``Reporter``: one report, five ways to show it."""
+"""``Reporter``: renders a report in any of its formats."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["ReportFormat", "Reporter"]
 
 
 def render_html(report: DebugReport) -> str:
-    """Return the report as the page of its run, or of its runs: one file that asks no other host for anything."""
+    """Return the report as a self-contained HTML page without external requests."""
     from holdfast.page.from_report import render_report
 
     return render_report(report)
 
 
 class ReportFormat(str, Enum):
-    """How a report is written."""
+    """The format of a report."""
 
     TEXT = "text"
     JSON = "json"
@@ -64,7 +64,7 @@ class Reporter:
         return _RENDERERS[chosen](report)
 
     def write(self, report: DebugReport, path: Path | str, format: ReportFormat | str = ReportFormat.HTML) -> Path:  # noqa: A002
-        """Write the report to a file and give its path back."""
+        """Write the report to a file and return its path."""
         target = Path(path)
         target.write_text(self.render(report, format), encoding="utf-8")
         return target

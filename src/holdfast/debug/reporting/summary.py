@@ -1,7 +1,7 @@
-"""What a report of many runs opens with: counts, one row per run that needs attention, and which runs to tell whole.
+"""The start of a report on many runs: counts, one row per run that needs attention, and the runs to show in full.
 
-Runs that need attention are the unhealthy ones and those without a verdict. A handful of runs is listed in full;
-of hundreds, healthy ones are counted.
+Runs that need attention are the unhealthy ones and those without a verdict. A few runs are all listed; of hundreds,
+healthy ones are only counted.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["HEADS", "Row", "Summary", "summarise"]
 HEADS = ("run", "format", "verdict", "finding")
 """The columns of the table."""
 MAX_HEALTHY_ROWS = 20
-"""Healthy runs are listed one by one up to this many runs in all; beyond, they are counted."""
+"""Maximum number of runs for which healthy ones are listed; beyond it, they are counted."""
 MAX_TOLD = 20
-"""Runs that are reported in full; the others have their row, and the command that shows them."""
+"""Maximum number of runs shown in full; the others get a row, and the command that shows them."""
 _ORDER = (Verdict.UNHEALTHY, Verdict.UNKNOWN, Verdict.HEALTHY)
 _LEVELS = (Severity.CRITICAL, Severity.WARNING, Severity.INFO, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run in the table: where it was read from, as what, the verdict, and the worst finding or the reason."""
+    """One run in the table: its source and format, the verdict, and the worst finding or the reason."""
 
     run: RunReport
     path: str
@@ -38,18 +38,18 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The opening of a report of several runs."""
+    """The start of a report on several runs."""
 
     headline: str
     rows: tuple[Row, ...]
     told: tuple[RunReport, ...]
-    """The runs that follow, whole."""
+    """The runs that follow in full."""
     left_out: str
-    """What is said of the rest; empty where there is none."""
+    """What is said about the rest; empty if there is none."""
 
 
 def summarise(report: DebugReport) -> Summary:
-    """Return what a report of several runs opens with; a report of one run has no table, and tells that run."""
+    """Return the start of a report on several runs; a report on one run has no table, only that run."""
     if len(report.runs) < 2:
         return Summary("", (), report.runs, "")
     ranked = sorted(report.runs, key=lambda run: (_ORDER.index(run.verdict), _LEVELS.index(worst(run))))
@@ -83,4 +83,4 @@ def _rest(ranked: Sequence[RunReport]) -> str:
     more = sum(run.verdict is Verdict.UNHEALTHY for run in ranked) - MAX_TOLD
     parts = [f"{healthy:,} healthy runs are not listed"] if healthy else []
     parts += [f"{more:,} more unhealthy runs are not shown in full: `holdfast debug RUN` shows one"] if more > 0 else []
-    return "; ".join([*parts, "`--format json` holds every run"]) if parts else ""
+    return "; ".join([*parts, "`--format json` lists every run"]) if parts else ""

@@ -19,7 +19,7 @@ _LEVELS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.I
 
 
 def print_report(report: DebugReport, console: Console | None = None) -> None:
-    """Print the run; of several, a table of verdicts first, and then those that are ill."""
+    """Print the run; of several, a table of verdicts first, then the unhealthy ones."""
     console = console or Console()
     summary = summarise(report)
     if summary.headline:

@@ -1,4 +1,4 @@
-"""The report for people who read in a terminal or a mail: plain text."""
+"""The report as plain text, for a terminal or an e-mail."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _finding(count: int, finding: Finding) -> list[str]:
 
 
 def _claim(evidence: Evidence) -> str:
-    """Return the claim behind its series; what is quoted from the text of a log belongs to no series."""
+    """Return the claim after its series; text quoted from a log belongs to no series."""
     return f"{clean(evidence.signal)}: {clean(evidence.claim)}" if evidence.signal else clean(evidence.claim)
 
 

@@ -1,4 +1,4 @@
-"""What every kind of report says in the same words: names of failures, where, how sure, numbers."""
+"""Wording shared by all report formats: names of failures, where, how sure, numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\ufff
 
 
 def clean(text: object) -> str:
-    """Return text from a log with nothing in it that steers a terminal or breaks a document; very long text is cut."""
+    """Return text from a log without terminal control sequences or markup; very long text is truncated."""
     plain = _UNPRINTABLE.sub("�", str(text)).replace("\n", " ").replace("\t", " ")
     return plain if len(plain) <= 400 else plain[:399] + "…"
 
@@ -63,8 +63,8 @@ def where(detection: Detection) -> str:
 def next_command(run: RunReport, *, plots_shown: bool = False) -> str:
     """Return the command to run next, ready to copy.
 
-    Find the samples, where holdfast recorded the run and the data is the likely cause; see the plots; or, with them
-    before you, compare with a good run.
+    Find the samples if holdfast recorded the run and the data is the likely cause; otherwise show the plots, or, if
+    they are shown already, compare with a good run.
     """
     path = shlex.quote(clean(run.path))
     suspect = next((finding.detection for finding in run.findings if _blames_data(finding)), None)

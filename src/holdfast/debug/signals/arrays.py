@@ -1,4 +1,4 @@
-"""Arrays of any framework, by what they can do and not by what they are: torch is never imported.
+"""Arrays of any framework, recognised by their interface: torch is never imported.
 
 Anything with ``detach`` is treated as a torch tensor, anything with ``__array__`` (NumPy, JAX) as an array.
 """
@@ -33,7 +33,7 @@ class NamedArray:
     values: NDArray[Any]
     dtype: str
     fan_in: int = 0
-    """How many inputs each output of a weight matrix or kernel sums over; 0 for anything with fewer dimensions."""
+    """The number of inputs that each output of a weight matrix or kernel sums over; 0 for fewer dimensions."""
 
     @property
     def range(self) -> tuple[float, float]:
@@ -42,7 +42,7 @@ class NamedArray:
 
 
 def to_array(name: str, value: Any) -> NamedArray | None:
-    """Return one value as a flat array; None where it holds no real numbers."""
+    """Return one value as a flat array, or None if it contains no real numbers."""
     dtype = str(getattr(value, "dtype", "float64")).removeprefix("torch.")
     if hasattr(value, "to_local"):
         value = value.to_local()
@@ -68,7 +68,7 @@ def to_array(name: str, value: Any) -> NamedArray | None:
 def named_arrays(raw: Any, *, gradients: bool = False) -> Iterator[NamedArray]:
     """Return the arrays in a module, a mapping, a sequence of pairs, or one array.
 
-    Gradients instead of values on request.
+    Optionally returns gradients instead of values.
     """
     for name, value in _pairs(raw):
         if gradients and hasattr(value, "requires_grad"):
@@ -81,7 +81,7 @@ def named_arrays(raw: Any, *, gradients: bool = False) -> Iterator[NamedArray]:
 
 
 def _own(value: Any, raw: Any) -> Any:
-    """Return a tensor handed over by itself is the gradient; a module's parameter without one has none."""
+    """Return a bare tensor as the gradient itself; a parameter of a module without a gradient has none."""
     return None if hasattr(raw, "named_parameters") or getattr(value, "requires_grad", False) else value
 
 

@@ -1,4 +1,4 @@
-"""Signals from two sets of samples: how far the data in use is from the data of training."""
+"""Signals from two sets of samples: how far the current data is from the training data."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Floats = NDArray[np.float64]
 
 
 class DistributionSignalExtractor(BaseSignalExtractor):
-    """Distances between a reference and what is seen now, feature by feature, and the features' own statistics.
+    """Distances between a reference and current samples, per feature, and statistics of the features.
 
     Args:
-        reference: samples of training, by feature name. Without it ``extract`` takes
-            ``{"reference": {…}, "current": {…}}``.
-        bins: bins of equal weight in the reference, over which KL and PSI are taken.
+        reference: training samples by feature name. Without it ``extract`` takes ``{"reference": {…}, "current":
+            {…}}``.
+        bins: number of bins, equally filled by the reference, for KL and PSI.
         step: the step the samples belong to.
 
     Raises:
@@ -53,7 +53,7 @@ class DistributionSignalExtractor(BaseSignalExtractor):
         return "distributions"
 
     def extract(self, raw_data: Any) -> list[Signal]:
-        """KL divergence, population stability index and KS statistic a feature; its mean, std and share missing."""
+        """Return KL divergence, stability index and KS statistic per feature, with mean, std and missing fraction."""
         if not isinstance(raw_data, (Mapping, list, tuple)):
             return []
         reference = self._reference
@@ -93,7 +93,7 @@ def _samples(data: Mapping[str, Any]) -> dict[str, Floats]:
 
 
 def _shares(reference: Floats, current: Floats, bins: int) -> tuple[Floats, Floats]:
-    """Return shares of both samples in bins of equal weight in the reference; ties fall into one bin together."""
+    """Return the fractions of both samples in bins equally filled by the reference; ties share a bin."""
     inner = np.unique(np.quantile(reference, np.linspace(0, 1, bins + 1)[1:-1]))
     first = np.bincount(np.searchsorted(inner, reference, side="left"), minlength=len(inner) + 1)
     second = np.bincount(np.searchsorted(inner, current, side="left"), minlength=len(inner) + 1)
@@ -104,7 +104,7 @@ def _shares(reference: Floats, current: Floats, bins: int) -> tuple[Floats, Floa
 
 
 def kl_divergence(reference: Floats, current: Floats, *, bins: int = 20) -> float:
-    """Kullback–Leibler divergence of the current sample from the reference, in nats, over the reference's quantiles."""
+    """Return the KL divergence of the current sample from the reference, in nats, over the reference's quantiles."""
     expected, seen = _shares(reference, current, bins)
     return float(np.sum(seen * np.log(seen / expected)))
 
@@ -116,7 +116,7 @@ def population_stability_index(reference: Floats, current: Floats, *, bins: int 
 
 
 def ks_statistic(reference: Floats, current: Floats) -> float:
-    """Return the largest distance between the two samples' distribution functions: 0 (same) … 1 (apart)."""
+    """Return the largest distance between the two samples' distribution functions: 0 (same) … 1 (disjoint)."""
     first, second = np.sort(reference), np.sort(current)
     every = np.concatenate([first, second])
     left = np.searchsorted(first, every, side="right") / len(first)

@@ -1,4 +1,4 @@
-"""Signals from gradients: norms a layer and of all, means, spreads, and counts of values that are no numbers."""
+"""Signals from gradients: norms per layer and in total, means, spreads, and counts of non-finite values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["GradientSignalExtractor"]
 
 
 class GradientSignalExtractor(BaseSignalExtractor):
-    """Gradients of a torch module after ``backward()``, or arrays by name (NumPy, JAX, tensors), one step or several.
+    """Gradients of a torch module after ``backward()``, or arrays by name (NumPy, JAX, tensors), for one or more steps.
 
     Args:
         step: the step the gradients belong to.
@@ -37,7 +37,7 @@ class GradientSignalExtractor(BaseSignalExtractor):
         return "gradients"
 
     def extract(self, raw_data: Any) -> list[Signal]:
-        """Norm, mean, standard deviation, NaN and Inf counts a layer, and the norm over all layers."""
+        """Return norm, mean, standard deviation, NaN and Inf counts per layer, and the norm over all layers."""
         series = SeriesBuilder(self._replica)
         for step, part in steps_of(raw_data, self._step):
             total = 0.0
@@ -53,7 +53,7 @@ class GradientSignalExtractor(BaseSignalExtractor):
 
     def _layer(self, series: SeriesBuilder, step: float, array: NamedArray) -> float:
         values = array.values
-        # In double, and scaled by the largest: a square must not overflow where the norm does not.
+        # In double precision, scaled by the maximum: a square must not overflow if the norm does not.
         finite = values[np.isfinite(values)].astype(np.float64, copy=False)
         largest = float(np.abs(finite).max()) if len(finite) else 0.0
         square = float(np.square(finite / largest).sum()) * largest * largest if largest else 0.0

@@ -15,12 +15,12 @@ __all__ = ["NumericalSignalExtractor"]
 
 
 class NumericalSignalExtractor(BaseSignalExtractor):
-    """Weights of a module, or arrays by name, one step or several.
+    """Weights of a module, or arrays by name, for one or more steps.
 
-    Besides the usual statistics it gives ``overflow_share`` (values within a factor of two of the largest the type can
-    hold) and ``underflow_share`` (non-zero values below the smallest normal one): both rise before values are lost.
-    Weight matrices and kernels also give ``weight_gain``, their root mean square times the root of the fan-in: about
-    0.6 to 1.4 for every usual initialisation, whatever the width of the layer.
+    Besides the usual statistics it provides ``overflow_share`` (values within a factor of two of the type's maximum)
+    and ``underflow_share`` (non-zero values below the smallest normal one): both rise before values are lost. Weight
+    matrices and kernels also have ``weight_gain``, their root mean square times the root of the fan-in: about 0.6 to
+    1.4 for every usual initialisation, whatever the width of the layer.
 
     Args:
         step: the step the arrays belong to.
@@ -80,5 +80,5 @@ class NumericalSignalExtractor(BaseSignalExtractor):
 
 
 def _root(array: NamedArray) -> float:
-    """Return what turns the norm of a weight matrix into its gain."""
+    """Return the factor that turns the norm of a weight matrix into its gain."""
     return float(np.sqrt(array.fan_in / len(array.values)))

@@ -1,4 +1,4 @@
-"""Collects points by name and layer, and hands them on as signals."""
+"""Collects points by name and layer, and returns them as signals."""
 
 from __future__ import annotations
 

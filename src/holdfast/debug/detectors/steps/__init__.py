@@ -1,6 +1,6 @@
-"""The steps detectors share: pick the series, find its level and noise, say where it left them and whether it stays.
+"""The steps that detectors share: select a series, find its level and noise, and see where it leaves them for good.
 
-``select`` (which series), ``baseline`` (level and noise), ``rise`` (how it got worse), ``stall`` (that it never got
-better), ``onset`` (when it began), ``persistence`` (for how long), ``recovery`` (whether it came back), ``evidence``
+``select`` (which series), ``baseline`` (level and noise), ``rise`` (how it got worse), ``stall`` (whether it never
+improved), ``onset`` (when it began), ``persistence`` (for how long), ``recovery`` (whether it came back), ``evidence``
 (how it is reported). Each is a function of arrays, or a rule: a frozen dataclass whose fields are its thresholds.
 """

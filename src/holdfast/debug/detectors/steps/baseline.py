@@ -1,7 +1,7 @@
 """Robust statistics that take their scale from the run itself.
 
-A training series is a slow *level* with *noise* on top, and both change by orders of magnitude over a run. So nothing
-here uses a fixed threshold on a value. :class:`ShapeRule` cuts a series into blocks (a million points become a few
+A training series is a slow *level* with *noise* on top, and both change by orders of magnitude over a run. Nothing here
+therefore uses a fixed threshold on a value. ``ShapeRule`` cuts a series into blocks (a million points become a few
 hundred), takes the median of each as the level and the spread of neighbouring points as the noise there; the questions
 a detector asks (did it rise, did it stay, did it ever fall) are then about levels in units of that noise.
 """
@@ -21,10 +21,10 @@ __all__ = ["Shape", "ShapeRule", "noise_of", "robust_spread", "running_median", 
 Array = NDArray[np.float64]
 
 TENTH = 10
-"""Ends and beginnings of a series are its last and first tenth."""
+"""The start and the end of a series are its first and last 1/n."""
 SAMPLE = 4096
-"""Points spread over a run that tell a median as well as all of a million do (to 2% of the spread)."""
-# The error of a median over that of a mean of as many Gaussian points: the root of pi/2.
+"""Number of points, spread over a run, whose median is as good as that of a million (to 2% of the spread)."""
+# The standard error of a median relative to that of a mean of as many Gaussian points: the root of pi/2.
 MEDIAN_ERROR = 1.25
 # The median absolute deviation of a normal distribution times this is its standard deviation.
 MAD_TO_DEVIATION = 1.4826
@@ -46,12 +46,12 @@ class Shape:
 
     @property
     def count(self) -> int:
-        """How many finite points the series has."""
+        """The number of finite points of the series."""
         return len(self.values)
 
     @property
     def start(self) -> float:
-        """The level the series began at."""
+        """The level at which the series began."""
         return float(self.level[0])
 
     @property
@@ -71,13 +71,13 @@ class Shape:
 
     @property
     def is_signed(self) -> bool:
-        """Whether the series lives on both sides of zero, so that ratios of it mean nothing."""
+        """Whether the series has values on both sides of zero, so that its ratios are meaningless."""
         return self.start <= 0 or bool(
             np.mean(self.values < 0) > self.signed_share and np.mean(self.values > 0) > self.signed_share
         )
 
     def rounded(self, *levels: float) -> float:
-        """Return the least noise of these levels: none is known better than logs round it."""
+        """Return the minimum noise of these levels: logs round their values."""
         return self.rounding * max(abs(level) for level in levels)
 
     def step_of_block(self, block: int) -> float:
@@ -89,39 +89,39 @@ class Shape:
         return max(float(self.noise[block]) for block in blocks)
 
     def level_noise_near(self, *blocks: int) -> float:
-        """Return the noise of the *levels* there: a median of many points is steadier than each of them."""
+        """Return the noise of the *levels* there: a median of many points is steadier than the points."""
         return self.noise_near(*blocks) * MEDIAN_ERROR / float(np.sqrt(self.width))
 
     def factor_noise(self) -> float:
         """Return the noise of the series' logarithm.
 
-        By what factor neighbours differ. 0 for a series that is not positive.
+        This is the factor by which neighbours differ; 0 for a series that is not positive.
         """
         sample = sample_of(self.values)
         return noise_of(np.log(sample)) if float(sample.min()) > 0 else 0.0
 
     def at_points(self, per_block: Array) -> Array:
-        """Return a number per block, repeated for every point."""
+        """Repeat a value per block for every point of the block."""
         return np.repeat(per_block, self.width)[: self.count]
 
 
 def sample_of(values: Array) -> Array:
-    """Return a few thousand points spread over the series: they decide as well as a million."""
+    """Return a few thousand points spread over the series, which are as good as a million."""
     return values[:: max(1, len(values) // SAMPLE)]
 
 
 def robust_spread(values: Array) -> float:
-    """Return the spread of values as a standard deviation that a few outliers cannot move."""
+    """Return the spread of values as a standard deviation that is robust to a few outliers."""
     if len(values) < 2:
         return 0.0
     return MAD_TO_DEVIATION * float(np.median(np.abs(values - np.median(values))))
 
 
 def noise_of(values: Array) -> float:
-    """Point-to-point noise of a series, whatever its trend: by its first or second differences, the quieter one.
+    """Return the point-to-point noise of a series, whatever its trend, from its first or second differences.
 
-    A trend drops out of both; a jump is in one first difference but in two second ones, which matters in short
-    logs.
+    The smaller estimate is used. A trend drops out of both; a jump affects one first difference but two second ones,
+    which matters in short logs.
     """
     if len(values) < 3:
         return 0.0
@@ -140,20 +140,22 @@ class ShapeRule(SharedRule):
     """How a series is reduced to its level and its noise, block by block."""
 
     blocks: int = 160
-    """Blocks a series is cut into at most: enough to see a spike of one hundredth of a run, few enough to be fast."""
+    """Maximum number of blocks: enough to see a spike of one hundredth of a run, few enough to be fast."""
     single_points: int = 12
     """A series of at most this many points is kept point by point …"""
     paired_points: int = 40
-    """… one of at most this many in blocks of two, and longer ones in blocks of three or more."""
+    """… a series of at most this many in blocks of two, and longer ones in blocks of three or more."""
     noise_reach: int = 24
-    """Points over which the noise of small blocks is averaged: three differences alone are too few to know it."""
+    """Number of points over which the noise of small blocks is averaged: three differences are too few to estimate
+    it."""
     signed_share: float = 0.02
-    """A series with more than this share of its values on either side of zero lives on both: ratios mean nothing."""
+    """A series with more than this fraction of its values on each side of zero is signed: its ratios are
+    meaningless."""
     rounding: float = 1e-4
-    """No level is known better than to this share of itself: logs round to four or five digits."""
+    """No level is known more precisely than this fraction of itself: logs round to four or five digits."""
 
     def of(self, signal: Signal, *, blocks: int | None = None) -> Shape | None:
-        """Reduce a signal to its shape, in at most this many blocks; None when it has no finite value."""
+        """Reduce a signal to its shape, in at most this many blocks; return None if it has no finite value."""
         values, steps = signal.values, signal.steps
         finite = np.isfinite(values)
         if not finite.all():
@@ -172,17 +174,17 @@ def _blocks(values: Array, width: int, reach: int) -> tuple[Array, Array]:
         level = values.astype(np.float64)
         return level, np.full(len(level), noise_of(level))
     level = _block_medians(values, width)
-    # One second difference for every point: the ends repeat theirs.
+    # One second difference per point: the ends repeat theirs.
     second = np.abs(np.diff(values, n=2))
     spread = _block_medians(np.concatenate((second[:1], second, second[-1:])), width) * SECOND_DIFFERENCE_TO_DEVIATION
-    # A block of two or three points knows little of its own noise: borrow from the neighbours.
+    # A block of two or three points says little about its noise: borrow from the neighbours.
     if len(spread) > 1:
         spread = running_median(spread, min(reach, len(spread)))
     return level, spread
 
 
 def _block_medians(values: Array, width: int) -> Array:
-    """Return the median of every block; a rest too short for a block of its own repeats the last one."""
+    """Return the median of every block; a remainder too short for a block repeats the last one."""
     whole = len(values) // width
     medians = np.median(values[: whole * width].reshape(whole, width), axis=1)
     rest = values[whole * width :]

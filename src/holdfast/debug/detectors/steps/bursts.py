@@ -1,4 +1,4 @@
-"""Stretches of points far above their surroundings: short bursts, wide humps, and jumps in the first moments."""
+"""Runs of points far above their surroundings: short bursts, wide humps, and jumps at the start."""
 
 from __future__ import annotations
 
@@ -17,74 +17,75 @@ from holdfast.debug.detectors.steps.rise import Rise, beyond_factors
 __all__ = ["BurstRule"]
 
 MAX_EXPONENT = 50.0
-"""Exponents are cut here, so that a series of wild factors gives a large bar and no overflow."""
+"""Exponents are capped here, so that a series with wild factors gives a large bound and no overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurstRule:
-    """How far above its surroundings, and for how long, a loss must be for it to be a burst."""
+    """How far above its surroundings, and for how long, a loss must be to count as a burst."""
 
     minimum_noises: float = 8.0
-    """How far above, in units of the noise around: losses are heavier-tailed than Gaussian noise."""
+    """Minimum height in units of the surrounding noise: losses are heavier-tailed than Gaussian noise."""
     minimum_height: float = 0.35
-    """How far above, relative to the level around: smaller bumps cost nothing."""
+    """Minimum height relative to the surrounding level: smaller bumps cost nothing."""
     minimum_points: int = 3
-    """Points that must be high; fewer are noise unless their neighbours are raised too, or they tower over the rest."""
+    """Minimum number of high points; fewer are noise unless their neighbours are raised too, or they tower over the
+    rest."""
     minimum_given_up: float = 0.1
-    """The least share of the progress made that a burst must give up for a while."""
+    """Minimum fraction of the progress that a burst must lose for a while."""
     factor_noises: float = 3.5
-    """How far above, in the factors by which neighbours differ: small batches differ by factors, not by amounts."""
+    """Minimum height in units of the factor by which neighbours differ: small batches differ by factors, not by
+    amounts."""
     below_share: float = 0.25
-    """The noise is at least this share of how far points reach *below* the level: bursts do not touch that side."""
+    """The noise is at least this fraction of how far points reach *below* the level: bursts do not affect that side."""
     background_points: int = 10
-    """Points on either side the level is taken over."""
+    """Number of points on either side over which the level is taken."""
     background_share: int = 12
-    """The level is taken over at least one in n blocks of the run on either side."""
+    """The level is taken over at least 1/n of the blocks of the run on either side."""
     shoulder: float = 0.375
-    """The shoulders of a burst: this share of what its peak must reach, three noises where that is eight."""
+    """The shoulders of a burst: this fraction of the height its peak must reach (three noises if that is eight)."""
     standing: float = 4.0
-    """How many times the next largest deviation a single point must reach to be believed; a pair three quarters."""
+    """Minimum ratio of a single point to the next largest deviation …"""
     standing_pair: float = 3.0
-    """The same for two points or more."""
+    """… and of two or more points."""
     standing_group: float = 20.0
-    """The same for one of several that stand out together: bad samples come back, and must not hide each other …"""
+    """The same for one of several that stand out together: bad samples recur, and must not hide each other …"""
     group_points: int = 6
     """… up to this many others …"""
     group_share: int = 50
-    """… and one in n points."""
+    """… and 1/n of the points."""
     highest_points: int = 256
-    """Highest points that are found once for all bursts: many times what one burst is compared with."""
+    """Number of highest points found once for all bursts: many times what one burst is compared with."""
     standing_ratio: float = 1.6
-    """The least multiple of the level such a point must reach."""
+    """Minimum multiple of the level that such a point must reach."""
     standing_factors: float = 5.5
     """The same in the factors by which neighbours differ."""
     maximum_chance: float = 0.05
-    """The number of bursts of this length that chance alone may make in the run, judged by how often single high
-    stretches occur in it: a batch of a small classifier holds a hard sample now and then, and three such batches in a
-    row are luck."""
+    """Maximum number of bursts of this length expected by chance in the run, given how often high points occur in it: a
+    batch of a small classifier contains a hard sample now and then, and three such batches in a row are luck."""
     quiet_start: int = 10
-    """The first one in n points of a run is all over the place: deviations there are no measure."""
+    """The first 1/n of a run's points vary widely: deviations there are not a reference."""
     after_points: int = 5
-    """Points after a burst over which it is seen whether the loss came back."""
+    """Number of points after a burst that show whether the loss recovered."""
     hump_reach: int = 2
-    """Blocks on either side the levels are smoothed over when looking for a hump."""
+    """Number of blocks on either side over which levels are smoothed when looking for a hump."""
     hump_given_up: float = 0.2
-    """The share of the progress made that a hump must give up."""
+    """Minimum fraction of the progress that a hump must lose."""
     early_share: int = 7
-    """A jump in the first moments lies within the first one in n points."""
+    """An early jump is within the first 1/n of the points …"""
     early_points: int = 8
-    """The least such points."""
+    """… and at least this many points."""
     early_run: int = 30
-    """Fewer points than this in all have no first moments."""
+    """Runs with fewer points than this are not checked for early jumps."""
     early_ratio: float = 1.5
-    """How many times the highest usual loss an early jump must reach for ``minimum_points`` points."""
+    """Minimum ratio of an early jump to the highest usual loss, for ``minimum_points`` points."""
     early_shoulder: float = 1.35
-    """How many times, where its top reaches ``early_top``."""
+    """The same if its top reaches ``early_top``."""
     early_top: float = 2.0
-    """The top of an early jump that is believed by its shoulders."""
+    """Minimum top of an early jump that is recognised by its shoulders."""
     early_span: float = 0.005
-    """The share of the run's steps within which its first steps overshoot: the rate is at full height and the
-    moments of the optimizer are empty. Competition logs that print the first ten of 20,000 steps show it."""
+    """The fraction of the run's steps within which its first steps overshoot: the rate is at its peak and the
+    optimizer's moments are empty. Competition logs that print the first ten of 20,000 steps show it."""
     early_ratio_noises: float = 4.0
     """``early_ratio`` in the factors by which neighbours differ, where that is more."""
     early_shoulder_noises: float = 3.0
@@ -92,15 +93,15 @@ class BurstRule:
     early_top_noises: float = 6.0
     """``early_top`` in those factors."""
     usual_quantile: float = 0.9
-    """The usual highest loss after the first moments: a first batch that happens to be easy is no reference."""
+    """The quantile of losses after the start that is the highest usual loss: a first batch may happen to be easy."""
     onset: OnsetRule = field(default_factory=OnsetRule)
-    """From where on a rise is dated."""
+    """The point from which a rise is dated."""
 
     def bursts(self, shape: Shape) -> list[Rise]:
-        """Return every stretch far above the level around it, single points included.
+        """Return every run of points far above the surrounding level, single points included.
 
-        Far is in units of the noise there and of the tail of the run's own residuals, so heavy-tailed but healthy
-        losses raise their own bar.
+        Distances are in units of the local noise and of the tail of the run's residuals, so heavy-tailed but healthy
+        losses raise the threshold.
         """
         if shape.count < 2 * self.minimum_points:
             return []
@@ -110,7 +111,8 @@ class BurstRule:
         raised = residual > self.shoulder * bar
         found = []
         highest = _highest(residual, self.highest_points)
-        for first, last in join_stretches(stretches_of(over), gap=max(2, self.minimum_points - 1)):
+        gap, back = max(2, self.minimum_points - 1), residual <= 0.0  # what is back at its level has ended
+        for first, last in join_stretches(stretches_of(over), gap=gap, back=back):
             standing, group_standing = self._standing(residual, highest, first, last)
             before = float(
                 np.median(shape.values[max(0, first - self.background_points) : first] if first else level[:1])
@@ -142,7 +144,7 @@ class BurstRule:
     def is_believed(self, burst: Rise, factor: float) -> bool:
         """Return whether a burst is more than noise.
 
-        Long enough, broad enough, or far beyond every other high point.
+        It must be long enough, broad enough, or far above every other high point.
         """
         long = burst.points >= self.minimum_points or burst.extent > self.minimum_points
         if long and burst.chance <= self.maximum_chance:
@@ -154,7 +156,7 @@ class BurstRule:
     def hump(self, shape: Shape) -> Rise | None:
         """Return the widest kind of spike.
 
-        The level climbs far above what it had been, stays a good while and comes back.
+        The level climbs far above its previous value, stays there for a while and recovers.
         """
         reach = self.hump_reach
         if len(shape.level) <= 2 * reach + 1 or shape.is_signed:
@@ -189,7 +191,7 @@ class BurstRule:
         )
 
     def early_jump(self, shape: Shape) -> Rise | None:
-        """Return a jump in the first moments: several points far above the very first ones, gone again later."""
+        """Return a jump at the start: several points far above the very first ones, gone again later."""
         head = shape.values[: max(self.early_points, shape.count // self.early_share)]
         if shape.count < self.early_run or float(shape.values.min()) <= 0:
             return None
@@ -218,7 +220,7 @@ class BurstRule:
         )
 
     def _background(self, shape: Shape) -> tuple[Array, Array]:
-        """Return the level with short bursts taken out, and how far above it a point must be to count."""
+        """Return the level with short bursts removed, and how far above it a point must be to count."""
         blocks = len(shape.level)
         reach = max(2, round(self.background_points / shape.width), blocks // self.background_share)
         reach = min(reach, max(1, (blocks - 1) // 2))
@@ -237,18 +239,17 @@ class BurstRule:
         return level, np.maximum.reduce(bars)
 
     def _standing(self, residual: Array, highest: NDArray[np.int64], first: int, last: int) -> tuple[float, float]:
-        """Return how far a burst stands out among the other high points, and among those far below the highest of them.
+        """Return how far a burst stands out from the other high points, and from those far below the highest of them.
 
-        The first tells an outlier among outliers from one of many; the second sees several that are out of all
-        proportion to the rest, each of which hides the others from the first. ``highest`` are the places of the highest
-        points of all, in order.
+        The first tells an outlier among outliers from one of many; the second finds several extreme ones that hide each
+        other from the first. ``highest`` are the indices of the highest points, in order.
         """
         settled, before = len(residual) // self.quiet_start, max(first - self.minimum_points + 1, 0)
         behind = last + self.minimum_points
         count = max(before - settled, 0) + max(len(residual) - behind, 0)
         group = min(self.group_points, count // self.group_share)
         others = residual[highest[((highest >= settled) & (highest < before)) | (highest >= behind)]]
-        if len(others) <= group < count:  # most of the highest are this burst's own, or of the first moments
+        if len(others) <= group < count:  # most of the highest belong to this burst or to the start
             others = np.sort(np.concatenate((residual[settled:before], residual[behind:])))[::-1]
         own, rest = float(residual[first:last].max()), others[: group + 1].tolist()
         ratios = [min((own, *rest[:place])) / next_ if next_ > 0 else float("inf") for place, next_ in enumerate(rest)]
@@ -256,9 +257,9 @@ class BurstRule:
 
 
 def _chance(over: NDArray[np.bool_], raised: NDArray[np.bool_], first: int, last: int) -> float:
-    """Return how many bursts as dense as this one chance makes, at the rate at which others begin in the same run.
+    """Return the number of bursts this dense expected by chance, at the rate at which others begin in the run.
 
-    Its shoulders count as well: what dies away over several points is one event.
+    Its shoulders count as well: a jump that decays over several points is one event.
     """
     begins = np.flatnonzero(np.diff(np.concatenate(([False], over)).astype(np.int8)) == 1)
     others = int(np.count_nonzero((begins < first) | (begins >= last)))
@@ -273,7 +274,7 @@ def _chance(over: NDArray[np.bool_], raised: NDArray[np.bool_], first: int, last
 
 
 def _highest(values: Array, count: int) -> NDArray[np.int64]:
-    """Return the places of the highest values, highest first: enough of them to compare each burst with the others."""
+    """Return the indices of the highest values, highest first: enough to compare each burst with the others."""
     count = min(count, len(values))
     places = np.argpartition(values, len(values) - count)[len(values) - count :]
     return np.asarray(places[np.argsort(-values[places], kind="stable")])

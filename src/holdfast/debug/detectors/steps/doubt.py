@@ -1,7 +1,6 @@
-"""Reasons besides the loss to think that a run cannot learn: parameters that stay put, layers cut off, pure chance.
+"""Evidence besides the loss that a run cannot learn: frozen parameters, disconnected layers, an accuracy at chance.
 
-A loss alone must be very flat and very quiet before anyone may say that a run never learnt. Where something else says
-so too, less will do.
+A loss alone must be very flat and very quiet to show that a run never learnt. With further evidence, less is enough.
 """
 
 from __future__ import annotations
@@ -40,43 +39,45 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """What guessing costs in a run whose accuracy, to its end, is that of guessing."""
+    """The cost of guessing in a run whose accuracy, to its end, is that of guessing."""
 
     loss: float
     guess: str
     grew: bool = False
-    """Whether the accuracy is well above what it was at first all the same."""
+    """Whether the accuracy is nevertheless well above its first value."""
+    other_data: bool = False
+    """Whether the accuracy is held out and the loss is not: it may be low because nothing general was learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoubtRule:
-    """When parameters, learning rates, gradients or an accuracy say that nothing can be, or was, learnt."""
+    """When parameters, learning rates, gradients or an accuracy show that nothing can be, or was, learnt."""
 
     least_path: float = 0.02
-    """Parameters that travelled less than this share of their own size in the whole run are where they began."""
+    """Parameters that moved by less than this fraction of their size in the whole run have not moved."""
     least_rate_sum: float = 3e-4
-    """No parameter moves by much more than the learning rate per step under Adam and its kin: the sum over the run
-    bounds how far it can have come."""
+    """Under Adam and similar optimizers no parameter moves by much more than the learning rate per step: the sum over
+    the run bounds how far it can have moved."""
     momentum: float = 10.0
-    """Under momentum 0.9 a gradient acts ten times."""
+    """With momentum 0.9 a gradient acts ten times."""
     most_classes: int = 32
-    """Class counts for which guessing is distinguished from learning by an accuracy; beyond, one in k is almost
+    """Maximum number of classes for which an accuracy tells guessing from learning; beyond it, 1/k is almost
     nothing."""
     chance_margin: float = 0.14
-    """How far above one in k an accuracy may lie: always answering the commonest class is guessing too."""
+    """How far above 1/k an accuracy may be: always answering the most common class is guessing too."""
     chance_growth: float = 2.0
-    """An accuracy that became this many times what it was at first grew."""
+    """An accuracy that reached this many times its first value grew."""
     silent_share: float = 0.5
-    """The share of layers without any gradient above which the model cannot learn."""
+    """The fraction of layers without a gradient above which the model cannot learn."""
     minimum_points: int = 5
-    """Fewer points of a layer's gradient than this say nothing."""
+    """Minimum number of points of a layer's gradient."""
     minimum_accuracies: int = 6
-    """Fewer accuracies than this say nothing."""
+    """Minimum number of accuracies."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
 
     def find(self, signals: Sequence[Signal]) -> Doubt | None:
-        """Return the first reason to think that the parameters cannot follow the loss; None where there is none."""
+        """Return the first reason why the parameters cannot follow the loss, or None."""
         return (
             self._no_gradient(signals)
             or self._small_updates(signals)
@@ -85,19 +86,21 @@ class DoubtRule:
         )
 
     def chance(self, signals: Sequence[Signal]) -> Chance | None:
-        """Return the loss of an even guess among k classes, where an accuracy stays at one in k; None otherwise."""
+        """Return the loss of a uniform guess among k classes if an accuracy stays at 1/k, else None."""
         for signal in of_kind(signals, "metric"):
             values = signal.values[np.isfinite(signal.values)]
             if signal.layer is not None or not _ACCURACY.search(signal.name) or len(values) < self.minimum_accuracies:
                 continue
             late = float(np.median(self.select.as_share(values)[-max(2, len(values) // 3) :]))
-            for loss in of_kind(signals, "eval_loss" if signal.metadata.get("split") == "eval" else "loss")[:1]:
+            held_out = of_kind(signals, "eval_loss") if signal.metadata.get("split") == "eval" else []
+            for loss in (held_out or of_kind(signals, "loss"))[:1]:
                 end = float(np.median(loss.values[-max(2, len(loss.values) // 5) :]))
                 known = np.isfinite(end) and 0 < end < np.log(self.most_classes)
                 count = round(float(np.exp(end))) if known else 0
                 if count >= 2 and late <= 1.0 / count + self.chance_margin:
-                    guess = f"an even guess among {count} classes (accuracy {late:.0%})"
-                    return Chance(float(np.log(count)), guess, self._grew(values))
+                    guess = f"a uniform guess among {count} classes (accuracy {late:.0%})"
+                    other = signal.metadata.get("split") == "eval" and not held_out
+                    return Chance(float(np.log(count)), guess, self._grew(values), other)
         return None
 
     def _grew(self, accuracies: Array) -> bool:
@@ -105,12 +108,12 @@ class DoubtRule:
         return float(np.median(accuracies[-third:])) > self.chance_growth * float(np.median(accuracies[:third]))
 
     def small_rates(self, signals: Sequence[Signal]) -> Doubt | None:
-        """Learning rates so small that their sum over the run moves nothing."""
+        """Return learning rates so small that their sum over the run moves nothing."""
         rates, norms = of_kind(signals, "lr"), total_gradient_norms(signals)
         if not rates or not norms:
             return None
         totals = [_total(rate) for rate in rates]
-        # Of several parameter groups the fastest decides.
+        # Of several parameter groups the one with the largest rate decides.
         total = max(totals)
         pushed = self.momentum * total * finite_median(norms[0].values)
         if min(totals) <= 0 or total > self.least_rate_sum or pushed > self.least_path:

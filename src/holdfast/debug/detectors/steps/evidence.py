@@ -1,4 +1,4 @@
-"""How what was seen is reported: one builder for every detector, with the numbers beside the claim."""
+"""Builds the detections of every detector, with the numbers that support the claim."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from holdfast.debug.types import Detection, Evidence, Facts, Failure, Severity, Signal
 
-__all__ = ["CERTAIN", "CLEAR", "FAIR", "LARGEST", "LIKELY", "STRONG", "detection", "graded"]
+__all__ = ["CERTAIN", "CLEAR", "FAIR", "LIKELY", "MAX_RATIO", "STRONG", "detection", "graded"]
 
 CERTAIN, STRONG, CLEAR, LIKELY, FAIR = 0.97, 0.92, 0.86, 0.8, 0.7
-"""How sure a detector is before calibration, in five words. What they mean in shares of true findings is measured."""
+"""Five levels of raw confidence. Calibration measures how often each is right."""
 
-LARGEST = 1e300
-"""Ratios beyond this are cut: reports hold finite numbers only."""
+MAX_RATIO = 1e300
+"""Ratios beyond this are capped: reports contain only finite numbers."""
 
 
 def detection(
@@ -36,21 +36,21 @@ def detection(
     """Build a detection about one signal.
 
     Args:
-        failure: what it is called.
+        failure: the failure that was detected.
         signal: the series the claim is about.
-        claim: one sentence without its subject, with the numbers a person would ask for.
+        claim: one sentence without its subject, with the relevant numbers.
         severity: how bad it is.
-        confidence: how sure, before calibration.
+        confidence: the confidence before calibration.
         first: the onset, where the series left its noise.
         last: the last step at which it held.
-        certain: the step from which it could no longer be noise; the onset where that is one.
-        numbers: the same numbers for machines.
-        facts: what attribution may want to know.
-        layer: the layer it is about, where not the signal's own.
-        replica: the rank it is about, where not the signal's own.
+        certain: the step from which it could no longer be noise; by default the onset.
+        numbers: the same numbers in machine-readable form.
+        facts: facts for attribution.
+        layer: the layer it is about, if not the signal's.
+        replica: the rank it is about, if not the signal's.
         beside: further evidence.
     """
-    finite = {name: float(np.clip(value, -LARGEST, LARGEST)) for name, value in (numbers or {}).items()}
+    finite = {name: float(np.clip(value, -MAX_RATIO, MAX_RATIO)) for name, value in (numbers or {}).items()}
     return Detection(
         failure=failure,
         severity=severity,

@@ -1,4 +1,4 @@
-"""Why a loss that rose for good may have lost nothing: what is logged beside it got better, or kept what it had."""
+"""Why a loss that rose for good may have lost nothing: other series improved, or kept their gains."""
 
 from __future__ import annotations
 
@@ -17,53 +17,54 @@ __all__ = ["ExcuseRule"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExcuseRule:
-    """When a rise of a loss is no divergence."""
+    """When the rise of a loss is not a divergence."""
 
     part_share: float = 0.2
-    """How large a rise in one of several parts of a loss must be beside their sum."""
+    """Minimum rise in one of several parts of a loss, relative to their sum."""
     held_out_fall: float = 0.1
-    """A rise is no divergence where the held-out loss falls by this share through it and ends at its best: what is
-    minimised has changed, not what is learnt."""
+    """A rise is not a divergence if the held-out loss falls by this fraction during it and ends at its best: the
+    objective has changed, not the progress."""
     best_again: float = 1.01
-    """How many times the best held-out loss the last one may be to end at its best: evaluations are noisy."""
+    """The maximum ratio of the last held-out loss to its best for it to end at its best: evaluations are noisy."""
     held_out_points: int = 4
-    """Held-out losses after the rise for that."""
+    """Minimum number of held-out losses after the rise."""
     part_fall: float = 0.05
-    """A rise of a total is a change of its weights where another loss falls by this share through it, and no loss and
-    no metric beside it gets worse: a penalty that is annealed in lifts the sum."""
+    """A rise of a total is a change of weights if another loss falls by this fraction during it, and no other loss or
+    metric gets worse: a penalty that is annealed in raises the sum."""
     parts_rise: float = 0.1
-    """… but where no total is logged and all parts together rise by this share, what falls is the smaller one …"""
+    """… but if no total is logged and all parts together rise by this fraction, the part that falls is the smaller one
+    …"""
     share_gain: float = 0.1
-    """… unless a share of right answers gained so much meanwhile: the losses then say little about the task."""
+    """… unless an accuracy gained this much meanwhile: the losses then say little about the task."""
     held_out_kept: float = 1.15
-    """A rise is no divergence either where the held-out loss, which had fallen by ``held_out_fall``, stays below this
-    many times its level before …"""
+    """A rise is not a divergence either if the held-out loss, which had fallen by ``held_out_fall``, stays below this
+    many times its previous level …"""
     held_out_given_up: float = 0.15
-    """… and gives up this share of its fall at most: what is lost is lost on held-out data too."""
+    """… and loses at most this fraction of its fall: a real loss of progress shows on held-out data too."""
     given_up: float = 0.5
-    """… and the rising loss itself gives up less than this share of what it had gained: where the training data is lost
-    again, held-out data that is kept excuses nothing."""
+    """… and the rising loss itself loses less than this fraction of its gain: if the training data is forgotten, stable
+    held-out data excuses nothing."""
     metric_fall: float = 0.05
-    """The share of its level that a metric may lose meanwhile: more is lost with the loss."""
+    """Maximum fraction of its level that a metric may lose meanwhile."""
     right_answers: float = 0.9
-    """A rise is no divergence where every share of right answers beside the loss ends with this share of its gain: few
-    samples of which the model is too sure lift a loss, and wrong answers come with what is lost …"""
+    """A rise is not a divergence if every accuracy ends with this fraction of its gain: a few samples with
+    overconfident answers raise a loss, while lost progress means wrong answers …"""
     right_level: float = 0.8
-    """… and ends above this share of all answers: what guesses has little to lose."""
+    """… and ends above this value: a model that guesses has little to lose."""
     metric_points: int = 12
-    """Points of a share for that."""
+    """Minimum number of points of an accuracy."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
 
     def matters(self, rise: float, step: float, signals: Sequence[Signal]) -> bool:
-        """Return whether a rise of one of several parts of a loss is large beside their sum.
+        """Return whether the rise of one of several parts of a loss is large compared with their sum.
 
-        Parts trade with each other.
+        Parts trade off against each other.
         """
         return abs(rise) >= self.part_share * self.select.level_of_parts(signals, step)
 
     def excuses(self, name: str, step: float, signals: Sequence[Signal]) -> bool:
-        """Return whether what is logged beside a loss says that its rise from a step on lost nothing."""
+        """Return whether other series show that a loss which rises from a step lost nothing."""
         return (
             self._improves(name, step, signals)
             or self._is_reweighted(name, step, signals)
@@ -71,7 +72,7 @@ class ExcuseRule:
         )
 
     def _improves(self, name: str, step: float, signals: Sequence[Signal]) -> bool:
-        """Return whether a held-out loss kept falling through the rise, or kept what it had gained."""
+        """Return whether a held-out loss kept falling during the rise, or kept its gain."""
         for signal in evaluation_losses(signals):
             finite = np.isfinite(signal.values)
             later = signal.values[finite & (signal.steps >= step)]
@@ -86,7 +87,7 @@ class ExcuseRule:
         return False
 
     def _is_lost(self, name: str, step: float, signals: Sequence[Signal]) -> bool:
-        """Return whether a loss gives up much of what it had gained before a step."""
+        """Return whether a loss loses much of what it had gained before a step."""
         for signal in main_losses(signals):
             levels = _levels(signal, step) if signal.name == name else None
             if levels is not None:
@@ -103,7 +104,7 @@ class ExcuseRule:
         return learnt and end <= self.held_out_kept * near and end - near <= self.held_out_given_up * (first - near)
 
     def _any_metric_falls(self, step: float, signals: Sequence[Signal]) -> bool:
-        """Return whether a metric that is logged beside a loss got worse with it."""
+        """Return whether another metric got worse together with a loss."""
         for metric in of_kind(signals, "metric"):
             direction, levels = metric.metadata.get("higher_is_better"), _levels(metric, step)
             if direction is None or metric.layer is not None or levels is None:
@@ -114,7 +115,7 @@ class ExcuseRule:
         return False
 
     def _is_reweighted(self, name: str, step: float, signals: Sequence[Signal]) -> bool:
-        """Return whether all that is logged beside a total keeps getting better while the total rises."""
+        """Return whether all other series keep improving while a total rises."""
         if self._all_parts_rise(step, signals):
             return False
         losses = [signal for signal in main_losses(signals) if signal.name != name]
@@ -144,7 +145,7 @@ class ExcuseRule:
         return after >= (1.0 + self.parts_rise) * before > 0.0
 
     def _answers_right(self, signals: Sequence[Signal]) -> bool:
-        """Return whether the shares of right answers that are logged beside a loss kept what they had gained."""
+        """Return whether the accuracies logged with a loss kept their gains."""
         metrics = [m for m in of_kind(signals, "metric") if m.metadata.get("higher_is_better") and m.layer is None]
         shares = [self.select.as_share(metric.values[np.isfinite(metric.values)]) for metric in metrics]
         shares = [
@@ -159,7 +160,7 @@ class ExcuseRule:
 
 
 def _levels(signal: Signal, step: float) -> tuple[float, float] | None:
-    """Return the level of a series before a step, and that of its end; None where it has nothing after it."""
+    """Return the level of a series before a step and at its end, or None if it has no points after the step."""
     values, steps = signal.values[np.isfinite(signal.values)], signal.steps[np.isfinite(signal.values)]
     at, width = max(1, int(np.searchsorted(steps, step))), max(1, len(values) // TENTH)
     if at >= len(values):

@@ -1,4 +1,4 @@
-"""Losses and gradient norms that grow by orders of magnitude, or are at absurd levels from the first row."""
+"""Losses and gradient norms that grow by orders of magnitude, or are absurdly large from the first row."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from holdfast.debug.types import Severity, Signal
 __all__ = ["Growth", "GrowthShape", "LossGrowthRule", "first_level", "is_classifier"]
 
 MAX_EXPONENT = 20.0
-"""Exponents are cut here, so that a series of wild factors gives a large bar and no overflow."""
+"""Exponents are capped here, so that a series with wild factors gives a large bound and no overflow."""
 _ACCURACY = re.compile(r"(^|[^a-z])acc(uracy)?([^a-z]|$)", re.IGNORECASE)
 _LANGUAGE_MODEL = re.compile(r"(^|[^a-z])lm[ _-]?loss([^a-z]|$)", re.IGNORECASE)
 
 
 class GrowthShape(str, Enum):
-    """In which way something is far too large."""
+    """The way in which something is far too large."""
 
     STUCK = "stuck"
     GREW = "grew"
@@ -37,7 +37,7 @@ class GrowthShape(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """One thing that is, or became, far too large."""
+    """A series that is, or became, far too large."""
 
     signal: Signal
     shape: GrowthShape
@@ -55,51 +55,51 @@ class LossGrowthRule:
     """When a loss has exploded."""
 
     meaningless: float = 1e18
-    """No loss in any unit means anything beyond this: its square no longer fits in single precision."""
+    """No loss in any unit is meaningful beyond this: its square overflows single precision."""
     growth: float = 30.0
-    """How many times its start a loss must reach."""
+    """Minimum growth of a loss as a multiple of its start."""
     agent_growth: float = 100.0
-    """How many times more for an agent, whose loss has no fixed scale: it grows with the rewards."""
+    """The same for an agent, whose loss has no fixed scale: it grows with the rewards."""
     factor_noises: float = 3.0
-    """How many of the factors by which neighbours differ are added to that."""
+    """How many times the factor by which neighbours differ is added to that."""
     minimum_points: int = 3
-    """Points above it: one wild batch is a spike."""
+    """Minimum number of points above it: one wild batch is a spike."""
     beyond_measure: float = 1e4
-    """How many times its start a single point must reach to count alone."""
+    """The multiple of its start at which a single point is enough."""
     back: float = 3.0
-    """A loss that ends below this many times its start has come back."""
+    """A loss that ends below this many times its start has recovered."""
     worst_guess: float = 14.0
     """A guess among k classes costs ln k, and no vocabulary has e^14 words: beyond that a classifier is wrong."""
     collapse: float = 300.0
-    """How many times the level it soon settles at a loss may begin at before its beginning counts as an explosion."""
+    """A loss that begins above this many times the level at which it soon settles began with an explosion."""
     collapse_points: int = 20
-    """Points in all for that."""
+    """Minimum number of points for that."""
     recovery: float = 1e8
-    """How many times its end a loss may begin at."""
+    """Maximum ratio of the start of a loss to its end."""
     recovery_level: float = 1e6
-    """The least level of such a beginning."""
+    """Minimum level of such a start."""
     goes_on: float = 0.5
-    """A loss that began wild, but not ``absurd``, is reported, not blamed, where it falls below this share of the level
-    it came down to: only its first steps were lost."""
+    """A loss that began wild, but not ``absurd``, is information only if it falls below this fraction of the level it
+    came down to: only its first steps were lost."""
     while_high: float = 30.0
     """An early explosion lasts while the loss is this many times its median."""
     absurd: float = 1e7
-    """A loss that begins above this is out of all proportion, in any unit people use …"""
+    """A loss that begins above this is unreasonable in any unit people use …"""
     absurd_fall: float = 0.5
-    """… unless it falls below this share of its beginning: a sum, or a regression in large units, learns."""
+    """… unless it falls below this fraction of its start: a sum, or a regression in large units, learns."""
     away: float = 1e5
-    """How many times the size it began with a loss of either sign must end at to have run away …"""
+    """The multiple of its initial size at which a signed loss must end to have run away …"""
     away_level: float = 1e6
-    """… and the least size of such an end: a likelihood, or what an agent expects to earn, may lie far below zero."""
+    """… and the minimum size of such an end: a likelihood, or an agent's expected return, may be far below zero."""
     below_zero: float = 10.0
-    """How far below zero the loss of a classifier that learns nothing must lie to be one that cannot be."""
+    """How far below zero the loss of a classifier that learns nothing must be to be impossible."""
     onset: OnsetRule = field(default_factory=OnsetRule)
-    """From where on a rise is dated."""
+    """The point from which a rise is dated."""
     shape: ShapeRule = field(default_factory=ShapeRule)
     """How a series is reduced to its level and its noise."""
 
     def find(self, signal: Signal, *, agent: bool, classifier: bool) -> Growth | None:
-        """Return the first way in which the loss is far too large; None for one that is not."""
+        """Return the first way in which the loss is far too large, or None."""
         shape = self.shape.of(_since_measured(signal))
         if shape is None or shape.count < 2:
             return None
@@ -118,14 +118,14 @@ class LossGrowthRule:
         if not huge[-max(1, shape.count // TENTH) :].all():
             return None
         at = int(np.argmax(huge))
-        claim = f"is at {shape.end:.3g} from step {shape.steps[at]:g}, beyond what any loss means"
+        claim = f"is at {shape.end:.3g} from step {shape.steps[at]:g}, too large to be meaningful"
         numbers = {"peak": float(shape.values.max()), "end": shape.end}
         return _growth(signal, shape, GrowthShape.STUCK, claim, (at, -1), Severity.CRITICAL, CERTAIN, numbers)
 
     def ran_away(self, signal: Signal, *, classifier: bool = False) -> Growth | None:
-        """Return a loss that is not always positive and grew by orders of magnitude, to either side of zero.
+        """Return a signed loss that grew by orders of magnitude in either direction.
 
-        A classifier's costs nothing at best: far below that, its labels are out of range.
+        The loss of a classifier is at least zero; if it is far below that, labels are out of range.
         """
         shape = self.shape.of(_since_measured(signal))
         if shape is None or shape.count < 2 * self.minimum_points or float(shape.values.min()) > 0.0:
@@ -150,7 +150,7 @@ class LossGrowthRule:
         first = first_level(values)
         factors = float(np.exp(min(self.factor_noises * shape.factor_noise(), MAX_EXPONENT)))
         over = values > self.growth * (self.agent_growth if agent else 1.0) * factors * first
-        over[: int(np.argmin(over))] = False  # What is high from the first point on came down; it did not grow.
+        over[: int(np.argmin(over))] = False  # A series that is high from the first point came down; it did not grow.
         peak = float(values.max(where=over, initial=0.0))
         lasts = np.count_nonzero(over) >= self.minimum_points or (over.any() and peak > self.beyond_measure * first)
         if not lasts or shape.count < 2 * self.minimum_points:
@@ -209,11 +209,11 @@ class LossGrowthRule:
         return _growth(signal, shape, GrowthShape.EARLY, claim, (0, last), severity, FAIR, numbers)
 
     def _absurd(self, signal: Signal, shape: Shape) -> Growth | None:
-        """Return a loss out of all proportion from the first row to the last."""
+        """Return a loss that is unreasonably large from the first row to the last."""
         first = first_level(shape.values)
         if first < self.absurd or shape.end < self.absurd_fall * first:
             return None
-        claim = f"is {first:.3g} at step {shape.steps[0]:g} and {shape.end:.3g} at the end: out of all proportion"
+        claim = f"is {first:.3g} at step {shape.steps[0]:g} and {shape.end:.3g} at the end: unreasonably large"
         numbers = {"first": first, "end": shape.end}
         return _growth(signal, shape, GrowthShape.ABSURD, claim, (0, -1), Severity.CRITICAL, LIKELY, numbers)
 
@@ -228,16 +228,15 @@ def is_classifier(
     accuracy_points: int,
     often_right: float,
 ) -> bool:
-    """Return whether the loss is surely a cross-entropy per sample: a language model's, or one beside a flat accuracy.
+    """Return whether the loss is surely a cross-entropy per sample: of a language model, or with a flat accuracy.
 
-    Losses summed over a batch are many times larger, and fall as the accuracy climbs; but those are never trained at a
-    rate of ``wild_rate`` or more. An accuracy does not move if it grew by less than ``stands_still`` times since its
-    first rows; fewer accuracies than ``accuracy_points`` do not show it, nor does one that ends at exactly 0: any guess
-    is right now and then. Above ``often_right`` the loss is a sum: who is right so often does not pay more than a
-    guess.
+    Losses summed over a batch are many times larger, and fall as the accuracy climbs, but are never trained at a rate
+    of ``wild_rate`` or more. An accuracy is flat if it grew by less than a factor of ``stands_still`` since its first
+    rows; fewer than ``accuracy_points`` do not show it, nor does one that ends at exactly 0, since any guess is right
+    now and then. Above ``often_right`` the loss is a sum: a model that is right so often costs less than a guess.
     """
     if len({loss.name for loss in select.training_losses(signals, games=True)}) != 1 or of_kind(signals, "reward"):
-        return False  # Several losses, or an agent's: an accuracy beside them is another network's.
+        return False  # With several losses, or an agent's, an accuracy belongs to another network.
     if any(_LANGUAGE_MODEL.search(loss.name) for loss in losses):
         return True
     accuracies = [
@@ -254,7 +253,7 @@ def is_classifier(
 
 
 def _since_measured(signal: Signal) -> Signal:
-    """Return a loss without the exact zeros it begins with: nothing was learnt from yet, so there was no loss."""
+    """Return a loss without its leading exact zeros: before the first update there was no loss."""
     measured = np.flatnonzero(signal.values)
     begin = int(measured[0]) if len(measured) else 0
     return replace(signal, steps=signal.steps[begin:], values=signal.values[begin:]) if begin else signal
@@ -266,13 +265,13 @@ def first_level(values: Array) -> float:
 
 
 def _onset_in_logs(shape: Shape, certain: int, rule: OnsetRule) -> int:
-    """Return where a series that grows by factors left its noise before the point at which that was certain."""
+    """Return where a series that grows by factors left its noise, before the point at which that was certain."""
     before = shape.level[: max(1, certain // shape.width)]
     if float(shape.values[: certain + 1].min()) <= 0 or float(before.min()) <= 0:
         return certain
     logs = np.log(shape.values[: certain + 1])
     noise = max(shape.factor_noise(), float(np.finfo(np.float32).eps))
-    # The lowest level it held: one that grows slowly is far above its beginning long before that is certain.
+    # The lowest level it held: a series that grows slowly is far above its start long before that is certain.
     lowest = float(running_median(before, 1).min())
     return rule.find(logs, certain=certain, level=float(np.log(lowest)), noise=noise)
 

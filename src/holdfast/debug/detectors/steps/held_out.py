@@ -1,4 +1,4 @@
-"""What was held out speaks against a run whose training loss falls: too little to raise an alarm, too much to pass."""
+"""Held-out evidence against a run whose training loss falls: too little for an alarm, too much to call it healthy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from holdfast.debug.detectors.steps.baseline import TENTH
 from holdfast.debug.detectors.steps.progress import ProgressRule, badness, count_of
+from holdfast.debug.detectors.steps.score import ACCURACY
 from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, of_kind
 from holdfast.debug.types import Signal
 
@@ -18,7 +19,7 @@ __all__ = ["HeldOutRule", "Worse", "held_out_series"]
 
 @dataclass(frozen=True, slots=True)
 class Worse:
-    """A held-out series that speaks against a run: where it was, or what it is compared with, where it is, and how."""
+    """A held-out series that got worse: its reference level, its current level, and in what way."""
 
     signal: Signal
     before: float
@@ -33,51 +34,52 @@ class Worse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutRule:
-    """When a run cannot be called healthy for what was measured on data it does not train on."""
+    """When held-out results keep a run from being called healthy."""
 
     minimum_points: int = 6
-    """Fewer evaluations than this say nothing."""
+    """Minimum number of evaluations."""
     worse_pairs: float = 0.9
-    """Of pairs of a late and an early evaluation, the share in which the late one must be worse to have got worse …"""
+    """A series got worse if the late evaluation is worse in this fraction of the pairs of a late and an early one, …"""
     worse_span: float = 0.25
-    """… by this share of how far the series ever moved, …"""
+    """… by this fraction of its whole range, …"""
     worse_share: float = 0.15
-    """… and of where it began: a few percent are what evaluations differ by."""
+    """… and of its first level: evaluations differ by a few percent."""
     good: float = 0.9
-    """A share of right answers above this has little to lose."""
+    """An accuracy above this has little to lose."""
     alike: float = 1.5
-    """Training and held-out loss began alike within this factor: they measure the same …"""
+    """Training and held-out loss that began within this factor of each other measure the same quantity …"""
     apart: float = 4.0
-    """… and end far apart where one is this many times the other, …"""
+    """… and are far apart if one ends at this many times the other, …"""
     apart_gain: float = 0.1
-    """… of which the held-out one never gained more than this share."""
+    """… while the held-out loss never gained more than this fraction."""
     left_best: float = 1.5
-    """A held-out loss that ends at this many times the best it held is not where it was …"""
+    """A held-out loss that ends at this many times its best level has left it …"""
     kept: float = 0.1
-    """… unless a held-out score ends within this share of its span of its best: of the span of its middle four fifths,
-    which a wild first evaluation does not widen."""
+    """… unless a held-out score ends within this fraction of its range from its best; the range is that of its middle
+    four fifths, which a wild first evaluation does not widen."""
     gap: float = 0.3
-    """The share of wrong answers of what is held out from which training answers above ``good`` are learnt by heart,
-    where no held-out share got better."""
+    """Minimum held-out error rate at which training accuracies above ``good`` are memorised, if no held-out accuracy
+    improved. With fewer than ``minimum_points`` evaluations, it also takes a held-out loss above all of the training
+    loss's first three values, and ``apart`` from its last."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
     progress: ProgressRule = field(default_factory=ProgressRule)
-    """When a series gets better."""
+    """When a series improves."""
 
     def doubts(self, signals: Sequence[Signal]) -> str | None:
-        """Say what keeps a run whose loss falls from being called healthy; None where nothing does."""
+        """Return what keeps a run whose loss falls from being called healthy, or None."""
         if (worse := self.got_worse(signals)) is not None:
             return f"{worse.name!r} {worse.claim}"
         if (apart := self.fell_behind(signals)) is not None:
             return f"{apart.name!r} {apart.claim}"
-        return self._left_its_best(self._series(signals)) or self._gap(signals)
+        return self._left_its_best(self._series(signals)) or self._gap(signals) or self._fails_at_the_end(signals)
 
     def _series(self, signals: Sequence[Signal]) -> list[Signal]:
-        """Return the series with enough evaluations; the batches of one of them are all at one step."""
+        """Return the series with enough evaluations; the batches of one evaluation are all at the same step."""
         return [s for s in held_out_series(signals) if len(np.unique(s.steps)) >= self.minimum_points <= count_of(s)]
 
     def got_worse(self, signals: Sequence[Signal]) -> Worse | None:
-        """Return a held-out series that got worse where none got better, and that is not good all the same."""
+        """Return a held-out series that got worse if none improved, and that is not good nevertheless."""
         series = self._series(signals)
         worse = [signal for signal in series if self._is_worse(signal) and not self._is_good(signal)]
         others = [signal for signal in _unplaced_metrics(signals) if count_of(signal) >= self.minimum_points]
@@ -107,7 +109,7 @@ class HeldOutRule:
         """Return a held-out loss that hardly fell while the training loss, which began alike, fell far below it."""
         pair, series = [*self.select.training_losses(signals), *evaluation_losses(signals)], self._series(signals)
         if len(pair) != 2 or count_of(pair[0]) < self.minimum_points or not any(s is pair[1] for s in series):
-            return None  # Of several losses it is unknown which measure the same.
+            return None  # Of several losses it is unknown which measure the same quantity.
         own, other = (signal.values[np.isfinite(signal.values)] for signal in pair)
         (first, last), ended = _ends(other), _ends(own)[1]
         began = float(own[:3].max())  # It falls before the first evaluation.
@@ -123,7 +125,7 @@ class HeldOutRule:
         return Worse(pair[1], ended, last, claim)
 
     def _gap(self, signals: Sequence[Signal]) -> str | None:
-        """Say that the training data is answered right and what was held out is not, and never got better."""
+        """Return a claim that training accuracy is high while held-out accuracy is low and never improved."""
         shares = [s for s in of_kind(signals, "metric") if s.metadata.get("higher_is_better") and s.layer is None]
         shares = [
             signal
@@ -143,8 +145,24 @@ class HeldOutRule:
         name, end = stuck[0][0].name, stuck[0][1]
         return f"{name!r} ends at {end:.3g} and never got better, where training ends at {right[0]:.3g}"
 
+    def _fails_at_the_end(self, signals: Sequence[Signal]) -> str | None:
+        """Return a claim that the few evaluations there are end with wrong answers, and worse than training began."""
+        held_out = [s for s in of_kind(signals, "metric") if s.metadata.get("split") == "eval" and count_of(s)]
+        shares = [s for s in held_out if ACCURACY.search(s.name) and s.layer is None]
+        losses = [s for s in evaluation_losses(signals) if count_of(s)]
+        training = [s for s in self.select.training_losses(signals) if count_of(s) >= self.minimum_points]
+        if not shares or not losses or not training or any(count_of(s) >= self.minimum_points for s in shares):
+            return None
+        ends = [float(self.select.as_share(s.values[np.isfinite(s.values)])[-1]) for s in shares]
+        last = min(float(s.values[np.isfinite(s.values)][-1]) for s in losses)
+        own = [s.values[np.isfinite(s.values)] for s in training]
+        worse = all(last > float(values[:3].max()) and last >= self.apart * _ends(values)[1] for values in own)
+        if not worse or max(ends) > 1.0 - self.gap:
+            return None
+        return f"{shares[0].name!r} ends at {max(ends):.3g}, and {losses[0].name!r} above all of {training[0].name!r}"
+
     def _left_its_best(self, series: Sequence[Signal]) -> str | None:
-        """Say that every held-out loss ends well above the best it held, and no score stayed near its own."""
+        """Return a claim that every held-out loss ends well above its best level, and no score stayed near its best."""
         losses = [signal for signal in series if signal.kind == "eval_loss" and float(badness(signal).min()) > 0.0]
         left = [signal for signal in losses if self._rise(signal) >= self.left_best]
         scores = [signal for signal in series if signal.kind == "metric"]
@@ -153,7 +171,7 @@ class HeldOutRule:
         return f"{left[0].name!r} ends at {self._rise(left[0]):.3g} times the best it held"
 
     def _rise(self, signal: Signal) -> float:
-        """Return the last level of a held-out loss over its best one, by medians, which one point cannot move."""
+        """Return the ratio of the last level of a held-out loss to its best, by medians, robust to single points."""
         values = badness(signal)
         levels = np.array([float(np.median(part)) for part in np.array_split(values, min(TENTH, len(values) // 3))])
         return float(levels[-1] / levels.min())
@@ -165,7 +183,7 @@ class HeldOutRule:
 
 
 def held_out_series(signals: Sequence[Signal]) -> list[Signal]:
-    """Return the held-out losses, and the held-out metrics of which it is known what is better, that ever change."""
+    """Return the held-out losses that ever change, and the held-out metrics whose better direction is known."""
     metrics = [
         signal
         for signal in of_kind(signals, "metric")
@@ -176,7 +194,7 @@ def held_out_series(signals: Sequence[Signal]) -> list[Signal]:
 
 
 def _unplaced_metrics(signals: Sequence[Signal]) -> list[Signal]:
-    """Return the metrics that may be held out, though they do not say so; none where others do."""
+    """Return the metrics that may be held out although their names do not say so; none if others do."""
     metrics = [signal for signal in of_kind(signals, "metric") if "higher_is_better" in signal.metadata]
     if any(signal.metadata.get("split") == "eval" for signal in metrics):
         return []
@@ -184,5 +202,5 @@ def _unplaced_metrics(signals: Sequence[Signal]) -> list[Signal]:
 
 
 def _ends(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Return where a series began and where it ended, by the medians of three points."""
+    """Return the first and last level of a series, as medians of three points."""
     return float(np.median(values[:3])), float(np.median(values[-3:]))

@@ -1,4 +1,4 @@
-"""Gradient norms that run away: with the loss as a witness in a finished log, on their own in a live one."""
+"""Gradient norms that run away: confirmed by the loss in a finished log, by themselves in a live run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["LossWitness", "NormGrowthRule", "loss_scale_of", "loss_scale_span"]
 
 @dataclass(frozen=True, slots=True)
 class LossWitness:
-    """What the loss says about gradients that grow: when it broke, and whether it still falls."""
+    """What the loss says about growing gradients: when it broke, and whether it still falls."""
 
     broke_at: float | None
     stopped_falling: bool
@@ -31,61 +31,61 @@ class NormGrowthRule:
     """When a gradient norm has exploded."""
 
     growth: float = 10.0
-    """How many times its usual value a norm must reach."""
+    """Minimum growth as a multiple of the usual norm."""
     smooth_growth: float = 4.0
-    """The same for one that drifts smoothly, as the running sum of gradients that are never cleared."""
+    """The same for a norm that drifts smoothly, like the running sum of gradients that are never cleared."""
     minimum_points: int = 6
-    """Fewer norms than this have no usual value."""
+    """Minimum number of norms for a usual value."""
     many_points: int = 20
-    """Norms in all where the loss did not break: then only a long record counts."""
+    """Minimum number of norms if the loss did not break."""
     over_points: int = 3
-    """Points above ``growth``: one is a batch …"""
+    """Minimum number of points above ``growth``: one is a batch …"""
     single: float = 100.0
     """… unless it is this many times higher still."""
     before_points: int = 5
-    """With fewer norms before the loss broke, the quieter quarter of the run stands in for "usual"."""
+    """With fewer norms than this before the loss broke, the quietest quarter of the run gives the usual value."""
     huge: float = 1e4
-    """A median norm this large, with bursts ``single`` times larger and nothing learnt, is out of all proportion."""
+    """A median norm this large, with bursts ``single`` times larger and no progress, is unreasonable."""
     absurd: float = 1e5
-    """A norm that begins, and stays, above this is absurd whatever it does next, unless the loss falls all the same;
-    so is one that comes there from ``huge`` times below."""
+    """A norm that begins, and stays, above this is absurd unless the loss falls nevertheless; so is one that gets there
+    from ``huge`` times below."""
     loss_factor: float = 2.0
-    """A loss broke where it is at least this many times its lowest level …"""
+    """A loss broke if it is at least this many times its lowest level …"""
     loss_noises: float = 8.0
     """… by this many noises …"""
     loss_given_up: float = 0.1
-    """… and has given up this share of its progress: twice of next to nothing is still next to nothing."""
+    """… and has lost this fraction of its progress: twice almost nothing is still almost nothing."""
     stalled: float = 0.97
-    """A loss stopped falling where its second half is above this share of its first …"""
+    """A loss stopped falling if its second half is above this fraction of its first …"""
     stalled_end: float = 0.85
-    """… or its end above this share of its start."""
+    """… or its end above this fraction of its start."""
     learnt: float = 0.7
-    """A loss that ends below this share of its start learns."""
+    """A loss that ends below this fraction of its start learns."""
     sum_span: float = 0.3
-    """A running sum grows by more than this, in logarithms, over the run …"""
+    """A running sum grows by more than this, in natural logarithms, over the run …"""
     sum_steps: float = 0.15
-    """… and by less than this share of it between neighbours: gradients of single batches never do."""
+    """… and by less than this fraction of it between neighbours: gradients of single batches never do."""
     sum_points: int = 8192
-    """Points that are enough to tell."""
+    """Number of points that are enough to decide."""
     live_points: int = 512
-    """The last points of a live run."""
+    """Number of last points examined in a live run."""
     live_climb: int = 3
-    """Norms in a row that must climb."""
+    """Number of consecutive norms that must climb."""
     live_noises: float = 6.0
-    """How far out of its own range, in spreads of its logarithm."""
+    """Minimum distance from the usual range, in standard deviations of the logarithm."""
     live_margin: float = 2.0
-    """How far above all that came before, in such spreads."""
+    """Minimum distance above all earlier values, in the same unit."""
     live_spread: float = 0.1
-    """The least spread: a norm of ten equal values has none."""
+    """Minimum standard deviation: ten equal norms have none."""
     onset: OnsetRule = field(default_factory=OnsetRule)
-    """From where on a rise is dated."""
+    """The point from which a rise is dated."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
     shape: ShapeRule = field(default_factory=ShapeRule)
     """How a series is reduced to its level and its noise."""
 
     def witness(self, signals: Sequence[Signal]) -> LossWitness:
-        """Ask the training losses."""
+        """Return what the training losses say."""
         return LossWitness(self._broke_at(signals), self._stopped_falling(signals), self._learns(signals))
 
     def find(self, signal: Signal, loss: LossWitness, *, scale: float) -> Growth | None:
@@ -114,7 +114,7 @@ class NormGrowthRule:
         return None
 
     def climbing(self, signal: Signal) -> Growth | None:
-        """Early warning in a live run: the last norms climb steeply and lie far outside everything before."""
+        """Return an early warning in a live run: the last norms climb steeply to far above everything before."""
         finite = np.isfinite(signal.values) & (signal.values > 0)
         values, steps = np.log(signal.values[finite][-self.live_points :]), signal.steps[finite][-self.live_points :]
         if len(values) < self.minimum_points:
@@ -157,7 +157,7 @@ class NormGrowthRule:
         known = len(before) >= self.before_points
         usual = float(np.median(before)) if known else float(np.quantile(values, 0.25))
         high = values > self.growth * usual
-        high[: int(np.argmin(high))] = False  # What is high from the first point on came down; it did not grow.
+        high[: int(np.argmin(high))] = False  # A series that is high from the first point came down; it did not grow.
         over = np.flatnonzero(high)
         peak = float(values.max(where=high, initial=0.0))
         if len(over) < self.over_points and not (len(over) and peak > self.single * self.growth * usual):
@@ -214,7 +214,7 @@ class NormGrowthRule:
         return min(found, default=None)
 
     def _stopped_falling(self, signals: Sequence[Signal]) -> bool:
-        """Return whether the second half of the run brought nothing."""
+        """Return whether the second half of the run brought no progress."""
         for signal in self.select.training_losses(signals):
             shape = self.shape.of(signal, blocks=12)
             if shape is not None and not shape.is_signed and len(shape.level) >= self.minimum_points:
@@ -232,18 +232,18 @@ class NormGrowthRule:
 
 def _all_along(signal: Signal, values: Array, steps: Array, why: str) -> Growth:
     usual = float(np.median(values))
-    claim = f"is {usual:.3g} all along, {values[0]:.3g} at step {steps[0]:g}, {why}"
+    claim = f"is {usual:.3g} throughout, {values[0]:.3g} at step {steps[0]:g}, {why}"
     first, numbers = float(steps[0]), {"usual": usual, "peak": float(values.max())}
     return Growth(signal, GrowthShape.NORM, claim, first, first, float(steps[-1]), Severity.CRITICAL, LIKELY, numbers)
 
 
 def loss_scale_of(signals: Sequence[Signal]) -> float:
-    """Return the usual loss scale: trainers that log gradients before unscaling log them this many times too large."""
+    """Return the usual loss scale, by which gradients logged before unscaling are too large."""
     return max((float(np.median(values)) for values in _loss_scales(signals)), default=1.0)
 
 
 def loss_scale_span(signals: Sequence[Signal]) -> float:
-    """Return the largest loss scale as a multiple of the smallest: such gradients vary by as much with it."""
+    """Return the ratio of the largest loss scale to the smallest: unscaled gradients vary with it."""
     return max((float(values.max() / values.min()) for values in _loss_scales(signals)), default=1.0)
 
 

@@ -19,37 +19,38 @@ __all__ = ["NormLevelRule"]
 class NormLevelRule:
     """When a gradient norm has left its usual level for good.
 
-    Clipping hides such a norm from the loss: every step then has the same length, in a direction that a few terms of
-    the gradient decide.
+    Clipping hides such a norm from the loss: every step then has the same length, in a direction determined by a few
+    terms of the gradient.
     """
 
     away: float = 100.0
-    """How many times its usual level is away: norms of healthy runs drift by ten or thirty times while they learn."""
+    """The multiple of its usual level at which a norm is away: norms of healthy runs drift by a factor of ten to
+    thirty."""
     lost: float = 1e4
-    """This many times, to the end of the log, and clipping at the usual norm leaves nothing of the usual gradient."""
+    """At this multiple, to the end of the log, clipping at the usual norm leaves nothing of the usual gradient."""
     before_points: int = 20
-    """Norms that make a usual level: the first ones of a run fall and rise with its warm-up."""
+    """Number of norms that give a usual level: the first ones vary with the warm-up."""
     end_points: int = 5
-    """Norms away at the end of the log that stay there: fewer are a batch and its echo in the moments."""
+    """Minimum number of norms away at the end of the log: fewer are one batch and its echo in the moments."""
     long_points: int = 20
-    """Norms away that are a long stretch even if they come back …"""
+    """Minimum number of norms of a long excursion that recovers …"""
     long_share: float = 0.1
-    """… and the share of the log they must be."""
+    """… and the minimum fraction of the log."""
     smooth_reach: int = 2
-    """Neighbours on either side of a smoothed norm: single norms of a hundred times the usual are everyday bursts."""
+    """Number of neighbours on either side of a smoothed norm: single norms of a hundred times the usual are common."""
     looks: int = 64
-    """Places at which the usual level is taken again from everything before."""
+    """Number of points at which the usual level is recomputed from everything before."""
     least_spread: float = 0.1
-    """The least noise of a norm's logarithm: a norm of equal values has none."""
+    """Minimum noise of the logarithm of a norm: equal norms have none."""
     onset: OnsetRule = field(default_factory=OnsetRule)
-    """From where on a rise is dated."""
+    """The point from which a rise is dated."""
 
     def find(self, signal: Signal, *, scale: float) -> Growth | None:
-        """Return a norm that left its usual level and was still away at the end, or for a long stretch.
+        """Return a norm that left its usual level and was still away at the end, or for long.
 
         Args:
             signal: the norm.
-            scale: by how much a loss scale in the log varied: norms logged before unscaling vary with it.
+            scale: the factor by which a loss scale in the log varied: norms logged before unscaling vary with it.
         """
         finite = np.isfinite(signal.values) & (signal.values > 0)
         values, steps = signal.values[finite], signal.steps[finite]
@@ -80,7 +81,7 @@ class NormLevelRule:
         )
 
     def _left(self, values: Array, level: Array, factor: float) -> tuple[int, int, float] | None:
-        """Return the first and the last point of a stretch that is away, and the usual level before it."""
+        """Return the first and last point of an excursion, and the usual level before it."""
         count = len(values)
         width = max(1, (count - self.before_points) // self.looks)
         for begin in range(self.before_points, count, width):

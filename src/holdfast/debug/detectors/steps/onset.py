@@ -1,7 +1,7 @@
 """When a series left its noise, which is earlier than when that was certain.
 
-A rise is certain once it is many noises high. It began before that: where the series was last inside its noise, or,
-for a slow ramp, where the straight line up through the ramp meets the line through the points before it.
+A rise is certain once it is many noises high. It began earlier: where the series was last inside its noise, or, for a
+slow ramp, where the line through the ramp meets the line through the points before it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnsetRule:
-    """From where on a rise is dated."""
+    """The point from which a rise is dated."""
 
     noises: float = 2.0
-    """Inside the noise is at most this far above the level: 98% of Gaussian points are."""
+    """A point at most this many noises above the level is inside the noise: 98% of Gaussian points are."""
     lead: float = 2.0
-    """Points before a rise that the line before it is fitted to, as a multiple of the points of the rise."""
+    """Number of points before a rise to which the first line is fitted, as a multiple of the points of the rise."""
     minimum_lead: int = 12
-    """The least such points: fewer give no line."""
+    """Minimum number of such points."""
     smooth_reach: int = 1
-    """Neighbours on either side of a smoothed point: one outlier must not end a rise in the middle."""
+    """Number of neighbours on either side of a smoothed point: one outlier must not end a rise half-way."""
     places: int = 240
-    """Places tried for the bend; a longer stretch is averaged down to this many points."""
+    """Number of positions tried for the bend; longer ranges are averaged down to this many points."""
 
     def find(self, values: Array, *, certain: int, level: float, noise: float) -> int:
         """Return the first point of the rise that was certain at the point ``certain``.
@@ -51,12 +51,12 @@ class OnsetRule:
 
     def left_noise(self, values: Array, *, certain: int, level: float, noise: float) -> int:
         """Return the first point after the last one that was still inside the noise."""
-        before = values[:certain]  # Without the certain point: in a median it lifts the last points inside the noise.
+        before = values[:certain]  # the certain point would raise the median of its neighbours
         inside = np.flatnonzero(_smoothed(before, self.smooth_reach) <= level + self.noises * noise)
         return int(inside[-1]) + 1 if len(inside) else 0
 
     def bend(self, values: Array, *, left: int, certain: int) -> int:
-        """Return the bend of the two joined lines that fit the points around a rise best."""
+        """Return the bend of the two joined lines that best fit the points around a rise."""
         lead = max(self.minimum_lead, round(self.lead * (certain - left + 1)))
         begin = max(0, left - lead, _last_fall(values, left=left, certain=certain, reach=self.smooth_reach))
         stretch = values[begin : certain + 1]
@@ -74,7 +74,7 @@ def _smoothed(values: Array, reach: int) -> Array:
 
 
 def _last_fall(values: Array, *, left: int, certain: int, reach: int) -> int:
-    """Return the point from which on a series was below half of the rise: what fell before it has another bend."""
+    """Return the last point at which a series fell below half of the rise: earlier falls have another bend."""
     before = _smoothed(values[:left], reach)
     lowest = float(before.min()) if left else 0.0
     high = np.flatnonzero(before > lowest + (values[certain] - lowest) / 2)

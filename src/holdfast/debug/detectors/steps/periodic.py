@@ -1,4 +1,4 @@
-"""A loss that swings up and down with a fixed period, which a shuffled data set does not do."""
+"""A loss that swings with a fixed period, as it does not with shuffled data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Swing:
     period: float
     size: float
     points: int = 0
-    """The period in points, for a series whose steps do not move."""
+    """The period in points, for a series whose step does not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,52 +29,55 @@ class PeriodRule:
     """When a series repeats itself."""
 
     minimum_swing: float = 0.3
-    """The least swing, relative to the level."""
+    """Minimum swing, relative to the level."""
     sorted_swing: float = 0.08
-    """The swing that counts where the order is seen to repeat and neighbours are alike."""
+    """Minimum swing if the order repeats and neighbours are alike."""
     minimum_points: int = 32
-    """Fewer points show no period."""
+    """Minimum number of points."""
     minimum_periods: int = 4
-    """Fewer repetitions could be chance."""
+    """Minimum number of repetitions; fewer could be chance."""
     similarity: float = 0.5
-    """The correlation of a series with itself one period earlier …"""
+    """Minimum correlation of a series with itself one period earlier …"""
     similarity_error: float = 0.9
     """… plus this over the root of its length: short series resemble themselves by chance."""
     neighbour_similarity: float = 0.4
-    """Batches of one order repeat as well when it was shuffled once; only sorted ones resemble their neighbours."""
+    """Batches that were shuffled once repeat as well; only sorted ones also resemble their neighbours by this
+    correlation …"""
     neighbour_errors: float = 4.0
-    """How many errors above zero that likeness must be: a pass of few batches is alike by chance."""
+    """… at this many standard errors above zero: a pass of few batches is alike by chance."""
     schedule_similarity: float = 0.5
-    """A swing that correlates with the learning rate by more than this is the schedule's."""
+    """A swing that correlates with the learning rate by more than this is caused by the schedule."""
     minimum_overlap: int = 14
-    """Points a series must share with itself one pass earlier."""
+    """Minimum number of points that a series must share with itself one pass earlier."""
     minimum_errors: float = 5.5
-    """How many errors above zero the correlation of the changes must be: a thousand lags are tried."""
+    """Minimum correlation of the changes in standard errors: a thousand lags are tried."""
     between: float = 0.4
-    """A smooth series resembles itself at every lag; in between, a repeated one does so by less than this share."""
+    """A smooth series resembles itself at every lag; between its periods a repeated one does so by less than this
+    fraction."""
     dip: float = 0.2
-    """A slow drift is similar at small lags too; a period dips below this share of itself in between."""
+    """A slow drift is similar at small lags too; a period dips below this fraction of its correlation in between."""
     settle: int = 5
-    """The first one in n points is the descent, and left out."""
+    """The first 1/n of the points are the initial descent and are left out."""
     outliers: float = 3.0
-    """Points are cut at this many spreads: two wild points would make a period of the distance between them."""
+    """Points are clipped at this many standard deviations: two outliers would look like a period."""
     outlier_changes: float = 4.0
     """The same for changes."""
     most_turns: int = 8
-    """So few batches are tasks that take turns rather than a pass over data …"""
+    """A period of at most this many batches is tasks that alternate rather than a pass over data …"""
     turns_explain: float = 0.7
-    """… where they explain this share of the ups and downs."""
+    """… if they explain this fraction of the variance."""
     fresh_share: float = 0.7
-    """Where fewer of the values differ from the one before, a bar was drawn several times per point."""
+    """If a smaller fraction of the values differ from the one before, a progress bar was drawn several times per
+    point."""
     longest: int = 4096
-    """The last points that are looked at for a period."""
+    """Maximum number of last points examined for a period."""
     longest_repeated: int = 1024
-    """The last points that are compared with themselves one pass earlier: that costs the square of their number."""
+    """Maximum number of last points compared with one pass earlier: the cost is quadratic."""
 
     def swing(self, signal: Signal, rates: list[Signal], *, least: float | None = None) -> Swing | None:
         """Return the period and the swing of a series, or None.
 
-        Those that follow a cyclic learning rate do not count.
+        Swings that follow a cyclic learning rate do not count.
         """
         values, steps = _drawn_once(signal, self.longest, self.fresh_share)
         if len(values) < self.minimum_points or not np.isfinite(values).all() or values.min() <= 0:
@@ -93,12 +96,12 @@ class PeriodRule:
     def _sorted_swing(self, values: Array, steps: Array, rates: list[Signal], least: float) -> Swing | None:
         """Return the swing of sorted data.
 
-        Its order is seen to repeat, and neighbours resemble each other within a pass.
+        The order repeats, and neighbours resemble each other within a pass.
         """
         lag = self._repeated_lag(values)
         if lag is None:
             return None
-        # Freed of its trend over half a pass, in logarithms: the bend of a descent is no likeness of neighbours.
+        # Remove the trend over half a pass, in logarithms: the bend of a descent is not similarity of neighbours.
         within = _detrended(np.log(values), reach=max(3, lag // 4))
         size = 2.0 * robust_spread(within)
         alike = max(self.neighbour_similarity, self.neighbour_errors / float(np.sqrt(lag)))
@@ -109,7 +112,7 @@ class PeriodRule:
         return Swing(float(np.median(np.diff(steps)) * lag), size, lag)
 
     def repeated_order(self, signal: Signal) -> float | None:
-        """After how many steps the loss repeats itself batch by batch, as it only does when the order is the same."""
+        """Return after how many steps the loss repeats batch by batch, as it does only if the order is the same."""
         values, steps = _drawn_once(signal, self.longest_repeated, self.fresh_share)
         if len(values) < 2 * self.minimum_overlap or not np.isfinite(values).all():
             return None
@@ -117,7 +120,7 @@ class PeriodRule:
         return None if lag is None else float(np.median(np.diff(steps)) * lag)
 
     def takes_turns(self, signal: Signal) -> bool:
-        """Return whether a few tasks or data sets take turns from point to point, each with a level of its own."""
+        """Return whether a few tasks or data sets alternate from point to point, each with its own level."""
         values = signal.values[-self.longest_repeated :]
         if len(values) < self.most_turns * self.most_turns or not np.isfinite(values).all():
             return False
@@ -142,8 +145,8 @@ class PeriodRule:
 
     def _repeated_lag(self, values: Array) -> int | None:
         """Return the lag of the clearest repetition of the point-to-point changes, over two passes or little less."""
-        # Freed of their own trend: the changes of a steep descent all look alike. Of outliers first, and again after:
-        # each would leave the same dent in the trend around it, which then repeats itself wherever there are two.
+        # Detrended: the changes of a steep descent all look alike. Outliers are removed before and after: each would
+        # leave the same dent in the trend around it, and two dents look like a repetition.
         changes = np.diff(values[-self.longest_repeated :])
         changes = _detrended(self._without_outliers(changes))
         changes = self._without_outliers(changes)
@@ -171,7 +174,7 @@ class PeriodRule:
         size = 1 << (2 * len(centred) - 1).bit_length()
         spectrum = np.fft.rfft(centred, size)
         correlation = np.fft.irfft(spectrum * np.conj(spectrum), size)[: len(centred)] / power
-        # Shorter overlaps weigh less: put every lag on the same footing.
+        # Shorter overlaps weigh less: normalise every lag.
         window = correlation[2:highest] * len(centred) / (len(centred) - np.arange(2, highest))
         lag = int(np.argmax(window)) + 2
         dips = correlation[1:lag].min() < self.dip * correlation[lag]
@@ -179,7 +182,7 @@ class PeriodRule:
 
 
 def _drawn_once(signal: Signal, most: int, fresh_share: float) -> tuple[Array, Array]:
-    """Return the last values and steps, without repeats where many are.
+    """Return the last values and steps, without repeats if there are many.
 
     A progress bar is drawn several times per point.
     """
@@ -197,7 +200,7 @@ def _similarity(values: Array, lag: int) -> float:
 
 
 def _detrended(values: Array, *, reach: int | None = None) -> Array:
-    """Return the series without its slow part: a running mean, because a running median would follow an alternation."""
+    """Return the series without its running mean; a running median would follow an alternation."""
     reach = max(3, len(values) // 8) if reach is None else min(reach, len(values))
     padded = np.concatenate((np.full(reach, values[:reach].mean()), values, np.full(reach, values[-reach:].mean())))
     total = np.concatenate(([0.0], np.cumsum(padded)))

@@ -1,4 +1,4 @@
-"""For how long something holds: stretches of consecutive points, and whether the last one reaches the end."""
+"""Runs of consecutive points at which a condition holds, and whether the last one reaches the end."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """Stretches of consecutive true values: first point, and one past the last."""
+    """Runs of consecutive true values: the first point, and one past the last."""
 
     first: NDArray[np.int64]
     last: NDArray[np.int64]
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How many points each stretch covers."""
+        """The number of points of each run."""
         return self.last - self.first
 
 
 def stretches_of(mask: Mask, *, at_least: int = 1) -> Stretches:
-    """Return every stretch of true values of at least the given length.
+    """Return every run of true values of at least the given length.
 
     >>> stretches_of(np.array([True, True, False, True]), at_least=2).first.tolist()
     [0]
@@ -37,11 +37,11 @@ def stretches_of(mask: Mask, *, at_least: int = 1) -> Stretches:
     return Stretches(first[keep], last[keep])
 
 
-def join_stretches(stretches: Stretches, *, gap: int) -> list[tuple[int, int]]:
-    """Make one of stretches that are at most ``gap`` points apart."""
+def join_stretches(stretches: Stretches, *, gap: int, back: Mask) -> list[tuple[int, int]]:
+    """Join runs that are at most ``gap`` points apart and have no point of ``back`` between them."""
     joined: list[tuple[int, int]] = []
     for begin, end in zip(stretches.first.tolist(), stretches.last.tolist(), strict=True):
-        if joined and begin - joined[-1][1] <= gap:
+        if joined and begin - joined[-1][1] <= gap and not back[joined[-1][1] : begin].any():
             joined[-1] = (joined[-1][0], end)
         else:
             joined.append((begin, end))
@@ -49,7 +49,7 @@ def join_stretches(stretches: Stretches, *, gap: int) -> list[tuple[int, int]]:
 
 
 def raised_around(raised: Mask, first: int, last: int) -> int:
-    """Return how many points around a stretch are raised without a gap, the stretch included."""
+    """Return how many points around a run are raised without a gap, the run included."""
     before, after = ~raised[:first][::-1], ~raised[last:]
     reach_back = int(np.argmax(before)) if before.any() else first
     reach_on = int(np.argmax(after)) if after.any() else len(after)
@@ -57,6 +57,6 @@ def raised_around(raised: Mask, first: int, last: int) -> int:
 
 
 def tail_length(mask: Mask) -> int:
-    """Return how many values at the end are true without a gap; 0 where the last one is false."""
+    """Return how many values at the end are true without a gap; 0 if the last one is false."""
     false = np.flatnonzero(~mask)
     return len(mask) - 1 - int(false[-1]) if len(false) else len(mask)

@@ -1,4 +1,4 @@
-"""Whether a loss-like series got better: what *healthy* needs one to show, and what no series of a stuck run shows."""
+"""Whether a series improved: a healthy run needs one that did, and a stuck run has none."""
 
 from __future__ import annotations
 
@@ -12,44 +12,45 @@ from holdfast.debug.types import Signal
 
 __all__ = ["ProgressRule", "badness", "count_of"]
 
-# Shares that may be written in percent; a PSNR of 30 is none.
+# Fractions that may be written in percent; a PSNR of 30 is not one.
 _PERCENT = re.compile(r"(?:^|[^a-z])(?:m?acc(?:uracy)?|top|f1|m?dice|m?iou|m?ap|auc|precision|recall)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressRule:
-    """When a series got better, when it ended worse than it began, and when it left the best it held."""
+    """When a series improved, when it ended worse than it began, and when it left its best level."""
 
     worse: float = 0.1
-    """A series may end this share of its span worse than it began: the last few points are noise."""
+    """A series may end this fraction of its range worse than it began: the last few points are noise."""
     better_deviations: float = 2.0
-    """A series got better where its last third is below its first more often than chance allows, by this many standard
-    deviations of that share …"""
+    """A series improved if its last third is below its first more often than chance allows, by this many standard
+    deviations …"""
     better_start: float = 0.9
-    """… or where it began above this share of its last third: many fall in their first rows and rest after that."""
+    """… or if it began above this fraction of its last third: many fall in their first rows and then stay level."""
     start_points: int = 3
-    """The rows it began with."""
+    """Number of rows it began with."""
     most_compared: int = 2048
-    """Points of a third that are enough to compare."""
+    """Maximum number of points of a third that are compared."""
     least_fall: float = 0.02
-    """The share of its level that a loss must have fallen by: what falls by less may have learnt nothing."""
+    """Minimum fraction of its level by which a loss must have fallen: one that falls by less may have learnt
+    nothing."""
     least_gain: float = 0.02
-    """The same for a share of right answers: of what it was, or of what was missing, whichever is less."""
+    """The same for an accuracy: of its value or of what is missing to 1, whichever is less."""
     far_above_best: float = 3.0
-    """A loss that ends at this many times the best it held is not where it was: it may have been lost …"""
+    """A loss that ends at this many times its best level has left it and may have lost its progress …"""
     best_parts: int = 50
-    """… where both are the middle of this part of its points, …"""
+    """… if both levels are medians of 1/n of its points, …"""
     best_points: int = 12
-    """… of which there are this many."""
+    """… with at least this many points."""
     stretches: int = 10
-    """A best that was lost and not only left is that of one in this many points, …"""
+    """A best that was lost, and not only left, is that of 1/n of the points, …"""
     least_stretch: int = 5
-    """… and of this many at least."""
+    """… and of at least this many."""
     converged: float = 0.001
-    """A loss that ends below this share of its start has converged: by what factor it differs there is noise."""
+    """A loss that ends below this fraction of its start has converged: factors between its last values are noise."""
 
     def improves(self, signal: Signal) -> bool:
-        """Return whether a short series gets better: its end below its beginning, and no point far above it."""
+        """Return whether a short series improves: its end is below its start, and no point is far above it."""
         values = badness(signal)
         fall = float(values[0] - values[-1])
         return fall > 0.0 and float(values.max() - values[0]) <= self.worse * fall
@@ -59,7 +60,7 @@ class ProgressRule:
         return self.beats_chance(signal) and not self._hardly_gained(signal)
 
     def _hardly_gained(self, signal: Signal) -> bool:
-        """Return whether a share gained next to nothing, by the level of its last third or by its best tenth."""
+        """Return whether a fraction gained almost nothing, by the level of its last third or by its best tenth."""
         values = signal.values[np.isfinite(signal.values)]
         if signal.kind != "metric" or not signal.metadata.get("higher_is_better") or float(values.min()) < 0.0:
             return False
@@ -72,7 +73,7 @@ class ProgressRule:
         return best - began < self.least_gain * min(best, 1.0 - began)
 
     def beats_chance(self, signal: Signal) -> bool:
-        """Return whether a series is better at its end than at its beginning, beyond chance."""
+        """Return whether a series is better at its end than at its start, beyond chance."""
         values = badness(signal)
         stride = max(1, len(values) // 3 // self.most_compared)
         early, late = np.sort(values[: len(values) // 3][::stride]), values[-(len(values) // 3) :][::stride]
@@ -96,7 +97,7 @@ class ProgressRule:
         return last - first > self.worse * float(np.ptp(values))
 
     def left_its_best(self, signal: Signal) -> bool:
-        """Return whether a loss ends many times above the best it held for a few points."""
+        """Return whether a loss ends many times above the best level it held for a few points."""
         values = badness(signal)
         if len(values) < self.best_points or float(values.min()) <= 0.0:
             return False
@@ -107,14 +108,14 @@ class ProgressRule:
         return lost and float(held[-1]) > self.far_above_best * float(held.min())
 
     def ends_in_a_jump(self, signal: Signal) -> bool:
-        """Return whether the last point of a loss lies many times above every one before it."""
+        """Return whether the last point of a loss is many times above every earlier one."""
         values = badness(signal)
         return len(values) > 1 and float(values[-1]) > self.far_above_best * float(np.abs(values[:-1]).max())
 
     def lost_its_best(self, signal: Signal) -> bool:
-        """Return whether every point of the last stretch lies many times above every one of the best stretch.
+        """Return whether every point of the last range is many times above every one of the best range.
 
-        Stricter than :meth:`left_its_best`, and beyond what the noise of single points does.
+        Stricter than ``left_its_best``, and robust to the noise of single points.
         """
         values = badness(signal)
         width = max(self.least_stretch, len(values) // self.stretches)
@@ -128,12 +129,12 @@ class ProgressRule:
 
 
 def count_of(signal: Signal) -> int:
-    """Return how many numbers a series has."""
+    """Return the number of values of a series that are numbers."""
     return int(np.isfinite(signal.values).sum())
 
 
 def badness(signal: Signal) -> NDArray[np.float64]:
-    """Return the finite values with the sign that makes lower better."""
+    """Return the finite values, with the sign under which lower is better."""
     values = signal.values[np.isfinite(signal.values)]
     better_up = signal.metadata.get("higher_is_better") or signal.kind == "reward"
     return -values if better_up else values

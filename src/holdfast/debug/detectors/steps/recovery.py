@@ -1,4 +1,4 @@
-"""Whether what rose came back: shares of a rise that is gone again, and of progress that was given up."""
+"""Whether a rise recovered: the fraction of a rise that is gone, and of the progress that was lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["given_up", "recovered_share"]
 
 
 def recovered_share(*, before: float, peak: float, after: float) -> float:
-    """Return how much of a rise is gone again, from 0 (nothing) to 1 (all of it).
+    """Return the fraction of a rise that is gone, from 0 (none) to 1 (all of it).
 
     >>> recovered_share(before=1.0, peak=5.0, after=2.0)
     0.75
@@ -16,9 +16,9 @@ def recovered_share(*, before: float, peak: float, after: float) -> float:
 
 
 def given_up(*, start: float, best: float, end: float) -> float:
-    """Return how much of the progress from ``start`` to ``best`` the end has lost.
+    """Return the fraction of the progress from ``start`` to ``best`` that was lost at the end.
 
-    1 is all of it, more is worse than ever.
+    1 is all of it; more means worse than at the start.
 
     >>> given_up(start=4.0, best=2.0, end=3.0)
     0.5

@@ -1,25 +1,27 @@
-"""Whether an agent gets better: its reward says so, its losses rise and fall for reasons of their own."""
+"""Whether an agent improves, judged by its reward; its losses rise and fall for other reasons."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.debug.detectors.steps.baseline import TENTH
-from holdfast.debug.detectors.steps.select import finite_median, of_kind
+from holdfast.debug.detectors.steps.select import SelectRule, finite_median, of_kind
 from holdfast.debug.types import Signal
 
 __all__ = ["NOT_TRAINED", "Fall", "RewardRule"]
 
 
+# What DPO, KTO, ORPO and their kin log of the two answers that they compare.
+_PREFERENCE = re.compile(r"(?:^|[^a-z])rewards?[_ ./-](?:margins?|accurac(?:y|ies))(?:[^a-z]|$)", re.IGNORECASE)
 _MEAN = re.compile(r"(?:^|[^a-z])(?:mean|avg|average|ma\d*)(?:[^a-z]|$)", re.IGNORECASE)
 
 
-# What was measured of a policy that does not learn: of a trained one, of one to compare with. Flat by design.
+# Rewards of a policy that does not learn (a trained one, or a baseline) are flat by design.
 NOT_TRAINED = re.compile(
     r"(?:^|[^a-z])(?:test(?:ing)?|eval(?:uation)?|valid(?:ation)?|val|random|baseline|human|expert|demo|teacher|ref)"
     r"(?:[^a-z]|$)",
@@ -29,7 +31,7 @@ NOT_TRAINED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """A reward that lost all it had gained: its level at its best and at the end, and the point the fall began at."""
+    """A reward that lost all it had gained: its best and final levels, and the point at which the fall began."""
 
     best: float
     end: float
@@ -41,67 +43,86 @@ class RewardRule:
     """When a reward rises, and when it at least does not fall."""
 
     tolerance: float = 0.1
-    """A reward that ends within this share of where it began did not fall."""
+    """A reward that ends within this fraction of its start did not fall."""
     minimum_points: int = 3
-    """Fewer rewards than this say nothing."""
+    """Minimum number of rewards."""
     parts: int = 5
-    """Early and late rewards are those of the first and of the last of this many parts."""
+    """Early and late rewards are those in the first and last 1/n."""
     win_share: float = 0.6
-    """Of pairs of a late and an early reward, the share in which the late one must be higher: one half is chance."""
+    """Minimum fraction of pairs of a late and an early reward in which the late one is higher: one half is chance."""
     blocks: int = 20
-    """Blocks over which the slow ups and downs of rewards are seen …"""
+    """Number of blocks that show the slow variation of rewards …"""
     block_points: int = 8
     """… of at least this many points each …"""
     minimum_blocks: int = 5
     """… and at least this many blocks."""
     wandering: float = 2.0
-    """How many times the difference of neighbouring blocks late rewards must be above early ones: less is wandering."""
+    """Minimum gain of late rewards over early ones, in differences of neighbouring blocks: less is random drift."""
 
+    preferred_share: float = 0.9
+    """Minimum fraction of pairs of a late and an early reward margin, or accuracy, in which the late one is higher, for
+    a preference to be learnt: such a loss begins at ln 2 and falls by little while it is …"""
+    preferred_points: int = 8
+    """… over at least this many points: among fewer, so clear an order is not rare by chance."""
     given_back_share: float = 0.3
-    """The share of its gain that a reward may lose at the end and still have shown that its agent got better."""
+    """Maximum fraction of its gain that a reward may lose at the end and still show that the agent improved."""
     fall_share: float = 0.9
-    """Of pairs of a reward at its best and a late one, the share in which the late one must be lower to have fallen."""
+    """Minimum fraction of pairs of a best and a late reward in which the late one is lower, for a fall."""
     fall_points: int = 300
-    """The rewards, spread over the run, that this is decided by."""
+    """Number of rewards, spread over the run, that decide this."""
     lowest_share: float = 0.05
-    """The share of all earlier rewards that may lie below the last tenth: a swing ends where it was before."""
+    """Maximum fraction of all earlier rewards below the last tenth: a swing ends where it was before."""
     flat_points: int = 500
-    """Rewards from which one that never rises says that nothing was learnt: many agents need hundreds of episodes."""
+    """Minimum number of rewards for one that never rises to show that nothing was learnt: many agents need hundreds of
+    episodes."""
     mean_points: int = 200
-    """The same for means over many episodes, which one that wandered down as far as up was not raised by."""
+    """The same for means over many episodes, if they drifted down as far as up."""
     flat_noises: float = 0.5
-    """How far the mean of any tenth may be from that of the first, in units of how far rewards of one tenth differ …"""
+    """Maximum distance of the mean of any tenth from that of the first, in standard deviations within a tenth …"""
     flat_step: float = 2.0
-    """… and how far the first may lie below the others, in units of how far these differ: more was learnt at first."""
+    """… and maximum distance of the first below the others, in standard deviations between these: more was learnt at
+    first."""
     flat_start_errors: float = 3.0
-    """How many standard errors the first hundredth may lie below the first tenth: more was learnt at once."""
+    """Maximum distance of the first hundredth below the first tenth in standard errors: more was learnt at once."""
     floor_points: int = 200
-    """Rewards from which one that lies at the lowest there is says the same …"""
+    """Minimum number of rewards for one at its minimum to show that nothing was learnt …"""
     floor_share: float = 0.75
-    """… at this share of the points of its second half, where the mean of that half is no better than of the first."""
+    """… at this fraction of the points of its second half, if the mean of that half is no better than of the first."""
     constant_points: int = 100
-    """Rewards from which one that is the same at every point, and not above zero, says that nothing is earned …"""
+    """Minimum number of rewards for one that is constant, and not above zero, to show that nothing is learnt …"""
     constant_share: float = 1e-3
-    """… to within this share of it."""
+    """… to within this fraction of it, …"""
+    nothing_share: float = 0.75
+    """… or one that is exactly 0, its minimum, at this fraction of the points of each half, and no better in the second
+    …"""
+    sunk_share: float = 0.9
+    """… or one of which this fraction of all pairs of an early and a late reward sank, and no block of which was ever
+    higher than its first by ``flat_noises``."""
     many_steps: float = 1e6
-    """Steps after which a reward that is still nothing, or still where it began, is not merely late: few rows do …"""
+    """Steps after which a reward that is still nothing, or still at its start, is not merely late: few rows are enough
+    …"""
     still_points: int = 8
-    """… if this many means are all exactly 0, or the same, next to nothing and beside an idle value function, …"""
+    """… if this many means are all exactly 0, or equal, almost nothing and with an idle value function, …"""
     still_level: float = 0.05
-    """… where next to nothing is at most this, …"""
+    """… where almost nothing is at most this, …"""
     idle_value_loss: float = 1e-6
-    """… and one whose loss is at most this has nothing to predict; …"""
+    """… and a value function whose loss is at most this has nothing to predict; …"""
     still_means: int = 50
     """… or if each tenth of this many means below zero …"""
     still_share: float = 0.05
-    """… lies within this share of the level they began at, and the last is no better."""
+    """… is within this fraction of their first level, and the last is no better."""
+    settled: float = 0.15
+    """An entropy that stays below this fraction of its start in the second half of a run, of ``blocks`` blocks of
+    ``block_points`` points or more, is that of a policy that has settled: it hardly tries anything else."""
     ceiling_share: float = 0.05
-    """The share of the rewards that are the highest there is, from which there may be no more to learn."""
+    """The fraction of rewards at the maximum from which there may be nothing more to learn."""
+    select: SelectRule = field(default_factory=SelectRule)
+    """Whether a log contains the beginning of its run."""
 
     def holds(self, signals: Sequence[Signal]) -> bool:
-        """Return whether a reward was logged and did not fall: an agent's loss may rise as it gets better.
+        """Return whether a reward was logged and did not fall: an agent's loss may rise as it improves.
 
-        One that is the same at every point measures nothing.
+        A constant reward does not count.
         """
         for signal in of_kind(signals, "reward"):
             values = signal.values[np.isfinite(signal.values)]
@@ -112,12 +133,23 @@ class RewardRule:
         return False
 
     def any_rises(self, signals: Sequence[Signal]) -> bool:
-        """Return whether a reward was logged that is clearly higher at the end than at the beginning."""
+        """Return whether a logged reward is clearly higher at the end than at the start."""
         rewards = [signal for signal in of_kind(signals, "reward") if len(signal.values) >= self.minimum_points]
         return any(self.rises(signal) for signal in rewards)
 
+    def prefers(self, signals: Sequence[Signal]) -> bool:
+        """Return whether a preference is learnt: the better answers are told from the worse ones ever more clearly."""
+        for signal in of_kind(signals, "metric", "reward", "other"):
+            values = signal.values[np.isfinite(signal.values)]
+            third = len(values) // 3
+            if len(values) < self.preferred_points or not _PREFERENCE.search(signal.name):
+                continue
+            if _wins(values[-third:], values[:third]) >= self.preferred_share:
+                return True
+        return False
+
     def rises(self, signal: Signal) -> bool:
-        """Return whether late values beat early ones clearly more often than chance, and by more than they wander."""
+        """Return whether late values beat early ones clearly more often than chance, and by more than they drift."""
         values = signal.values[np.isfinite(signal.values)]
         width = max(1, min(len(values) // 2, max(3, len(values) // self.parts)))
         early, late = values[:width], values[-width:]
@@ -131,9 +163,9 @@ class RewardRule:
         return gain > 0.0 and gain >= self.wandering * float(np.median(np.abs(np.diff(levels))))
 
     def given_back(self, signal: Signal) -> bool:
-        """Return whether a reward ends well below the best it held: a good part of its gain is gone.
+        """Return whether a reward ends well below its best level: much of its gain is gone.
 
-        By means: an agent that fails in every other episode has the median of one that never does.
+        Uses means: an agent that fails in almost every other episode has the median of one that never does.
         """
         values = signal.values[np.isfinite(signal.values)]
         blocks = min(self.blocks, len(values) // self.block_points)
@@ -147,7 +179,7 @@ class RewardRule:
     def stands(self, signal: Signal) -> bool:
         """Return whether a long and noisy reward is at its first level in every tenth, and not at a ceiling.
 
-        Means, not medians: a reward that comes in one episode of twenty has a median of zero whatever is learnt.
+        Uses means: a reward that occurs in one episode of twenty has a median of zero whatever is learnt.
         """
         values = signal.values[np.isfinite(signal.values)]
         averaged = bool(_MEAN.search(signal.name))
@@ -168,9 +200,9 @@ class RewardRule:
         return float(levels[0] - start.mean()) <= self.flat_start_errors * noise / float(np.sqrt(len(start)))
 
     def at_floor(self, signal: Signal) -> bool:
-        """Return whether a reward is mostly the lowest there is later on, and no better on average.
+        """Return whether a reward is mostly at its minimum later on, and no better on average.
 
-        One that is the same at every point and above zero may be the highest there is.
+        A constant reward above zero may be the maximum.
         """
         values = signal.values[np.isfinite(signal.values)]
         level = float(np.abs(values).max(initial=0.0))
@@ -182,11 +214,26 @@ class RewardRule:
         return float(np.mean(late == values.min())) >= self.floor_share
 
     def never_rose(self, signal: Signal) -> bool:
-        """Return whether a long reward that was logged from the beginning stayed where it was, or sank."""
-        return self.stands(signal) or self.at_floor(signal) or self._hardly_moves(signal)
+        """Return whether a long reward that was logged from the start stayed where it was, or sank."""
+        return self.stands(signal) or self.at_floor(signal) or self.hardly_moves(signal) or self._never_gains(signal)
+
+    def _never_gains(self, signal: Signal) -> bool:
+        """Return whether a reward that is too short to be called flat is zero at most points, or only sank."""
+        values = signal.values[np.isfinite(signal.values)]
+        if len(values) < self.constant_points or float(np.ptp(values)) == 0.0:
+            return False
+        early, late = np.array_split(values, 2)
+        if float(values.min()) == 0.0 and float(late.mean()) <= float(early.mean()):
+            return min(float(np.mean(early == 0.0)), float(np.mean(late == 0.0))) >= self.nothing_share
+        blocks = np.array_split(values, min(self.blocks, len(values) // self.block_points))
+        levels = np.array([float(block.mean()) for block in blocks])
+        noise = float(np.median([block.std() for block in blocks]))
+        width = len(values) // self.parts
+        sank = _wins(values[:width], values[-width:]) >= self.sunk_share
+        return sank and float(levels.max() - levels[0]) <= self.flat_noises * noise
 
     def earns_nothing(self, signal: Signal, critics: Sequence[Signal]) -> bool:
-        """Return whether a reward is zero at every point, in a run so long that an excerpt is enough to tell."""
+        """Return whether a reward is zero at every point, in a run so long that an excerpt is enough to decide."""
         values = signal.values[np.isfinite(signal.values)]
         if len(values) < self.still_points or float(signal.steps[-1]) < self.many_steps or float(np.ptp(values)) > 0.0:
             return False
@@ -194,14 +241,14 @@ class RewardRule:
         level = float(values[0])
         return level == 0.0 or (0.0 < level <= self.still_level and bool(idle))
 
-    def _hardly_moves(self, signal: Signal) -> bool:
+    def hardly_moves(self, signal: Signal, *, steps: float | None = None) -> bool:
         """Return whether means over many steps stay close to a level below zero, and end no better than they began.
 
-        One above zero may be the highest there is.
+        A level above zero may be the maximum.
         """
         values = signal.values[np.isfinite(signal.values)]
-        spans = float(signal.steps[-1] - signal.steps[0]) >= self.many_steps
-        if len(values) < self.still_means or not spans or not _MEAN.search(signal.name):
+        lasts = float(signal.steps[-1]) >= (self.many_steps if steps is None else steps)
+        if len(values) < self.still_means or not lasts or not _MEAN.search(signal.name):
             return False
         tenths = np.array_split(values, TENTH)
         levels = np.array([float(part.mean()) for part in tenths])
@@ -210,14 +257,31 @@ class RewardRule:
         near = float(np.abs(np.append(levels, start) - levels[0]).max()) <= self.still_share * -float(levels[0])
         return near and float(levels[-1] - levels[0]) <= noise
 
-    def fall(self, signal: Signal) -> Fall | None:
-        """Return a reward that rose, then lost all it had gained, and ends lower than it ever was.
+    def settled_for_nothing(self, signals: Sequence[Signal]) -> tuple[Signal, Signal] | None:
+        """Return a return that never left its first level, and the entropy of a policy that settled nevertheless."""
+        rewards = of_kind(signals, "reward")
+        entropy = next((signal for signal in of_kind(signals, "entropy") if self._settles(signal)), None)
+        if entropy is None or not rewards or not all(self.hardly_moves(reward, steps=0.0) for reward in rewards):
+            return None
+        return (rewards[0], entropy) if self.select.began(rewards[0].steps) else None
 
-        Decided by ranks, because returns of single episodes differ by as much as there is to lose: the third at which
-        the reward was best beats the first third by ``win_share`` and the last one by ``fall_share`` of all pairs.
+    def _settles(self, entropy: Signal) -> bool:
+        """Return whether an entropy is almost gone for half of a run; that of a density changes its sign."""
+        values = entropy.values[np.isfinite(entropy.values)]
+        if len(values) < self.blocks * self.block_points or float(values.min()) * float(values.max()) < 0.0:
+            return False
+        levels = np.array([float(np.median(np.abs(part))) for part in np.array_split(values, self.blocks)])
+        late = float(levels[self.blocks // 2 :].max())
+        return self.select.began(entropy.steps) and late <= self.settled * float(levels[0])
+
+    def fall(self, signal: Signal) -> Fall | None:
+        """Return a reward that rose, then lost its whole gain, and ends lower than ever before.
+
+        Decided by ranks, because returns of single episodes differ by as much as there is to lose: the best third of
+        the run beats the first by ``win_share`` and the last by ``fall_share`` of all pairs.
         """
         places = np.flatnonzero(np.isfinite(signal.values))
-        places = places[:: max(1, len(places) // self.fall_points)]  # All pairs and all thirds are looked at.
+        places = places[:: max(1, len(places) // self.fall_points)]  # All pairs and all thirds are compared.
         values = signal.values[places]
         third, tenth = len(values) // 3, max(2, len(values) // 10)
         if third < self.minimum_points:
@@ -237,7 +301,7 @@ class RewardRule:
 
 
 def _wins(values: NDArray[np.float64], others: NDArray[np.float64]) -> float:
-    """Return of all pairs of a value and another, the share in which the value is higher; ties count half."""
+    """Return the fraction of pairs of a value and another in which the value is higher; ties count half."""
     ranked = np.sort(others)
     below = np.searchsorted(ranked, values, side="left") + np.searchsorted(ranked, values, side="right")
     return float(below.mean()) / (2.0 * len(ranked))

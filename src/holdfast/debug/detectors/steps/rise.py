@@ -1,7 +1,7 @@
-"""How a loss got worse: where the rise began, how high it went, and whether it came back.
+"""How a loss got worse: where the rise began, how high it went, and whether it recovered.
 
-Both the spike and the divergence detector read this one account of a series, so they can never tell two stories of it:
-what came back (or was coming back when the log ended) is a spike, what stayed is a divergence.
+The spike and the divergence detector share this analysis, so they never contradict each other: a rise that recovered
+(or was recovering when the log ended) is a spike, one that stayed is a divergence.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["Rise", "RiseRule", "beyond_factors"]
 
 @dataclass(frozen=True, slots=True)
 class Rise:
-    """One rise of a loss above the level it had reached."""
+    """One rise of a loss above its previous level."""
 
     first_step: float
     """The onset: where the series left its noise."""
     certain_step: float
-    """Where it was certain."""
+    """The step at which it was certain."""
     last_step: float
     before: float
     peak: float
@@ -33,26 +33,26 @@ class Rise:
     noise: float
     points: int
     lost: float = 0.0
-    """How much of the progress made before was given up, at the end of the log: 1 is all of it."""
+    """The fraction of earlier progress lost at the end of the log."""
     recovered: float = 0.0
-    """How much of the rise was gone again at the end of the log: 1 is all of it."""
+    """The fraction of the rise that was gone at the end of the log."""
     standing: float = 1.0
-    """For a burst: its height over the largest deviation anywhere else in the run after its beginning."""
+    """For a burst: the ratio of its height to the largest deviation elsewhere in the run, its start excluded."""
     group_standing: float = 1.0
-    """For a burst: the same for it and the few others that are as high, over the rest."""
+    """For a burst: the same for it and the few others that are as high, relative to the rest."""
     chance: float = 0.0
-    """For a burst: how many as dense as it chance makes in the run."""
+    """For a burst: the number of bursts this dense expected by chance."""
     extent: int = 0
-    """For a burst: how many consecutive points, its shoulders included, are well above the level."""
+    """For a burst: the number of consecutive points, shoulders included, well above the level."""
 
     @property
     def height(self) -> float:
-        """How far the peak is above the level before."""
+        """The height of the peak above the level before."""
         return self.peak - self.before
 
     @property
     def ratio(self) -> float:
-        """The peak over the level before; infinite where that is zero or less."""
+        """The ratio of the peak to the level before; infinite if that is zero or less."""
         return self.peak / self.before if self.before > 0 else float("inf")
 
 
@@ -66,42 +66,42 @@ def beyond_factors(shape: Shape, before: float, after: float, noises: float) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RiseRule:
-    """When a series that ends above its best has risen for good, and whether it was coming back."""
+    """When a series that ends above its best has risen for good, and whether it was recovering."""
 
     minimum_noises: float = 6.0
-    """How far above its best the end must lie, in noises: six Gaussian ones do not happen in a million points."""
+    """Minimum distance of the end above the best, in noises: six do not happen in a million Gaussian points."""
     minimum_lost: float = 0.2
-    """The share of the progress made that must be given up: a wiggle at the bottom of a long descent is none."""
+    """Minimum fraction of the progress that must be lost: a wiggle at the bottom of a long descent does not count."""
     by_factors: float = 0.5
-    """The share of its progress that a loss must give up by factors: one that fell forty times over and rose tenfold
-    gave half of it away, whatever that is beside the level it began at, …"""
+    """Minimum fraction of its logarithmic progress that a loss must lose: a loss that fell by a factor of forty and
+    rose tenfold lost half of it, however small that is relative to the level at which it began, …"""
     by_factors_ratio: float = 3.0
-    """… where it ends at this many times its best …"""
+    """… if it ends at this many times its best …"""
     by_factors_lost: float = 0.1
-    """… and gives this share of its progress up by amounts all the same."""
+    """… and also loses this fraction of its linear progress."""
     minimum_ratio: float = 1.08
-    """How many times its best the end must be: less is drift, however quiet the series."""
+    """Minimum ratio of the end to the best: less is drift, however quiet the series."""
     minimum_points: int = 3
-    """Points after the rise: fewer are a spike at best."""
+    """Minimum number of points after the rise: fewer are a spike at best."""
     coarse_blocks: int = 12
-    """Wide blocks of a second look: what is hidden in the noise of points shows in the levels of hundreds."""
+    """Number of wide blocks in a second pass: what the noise of points hides shows in the medians of hundreds."""
     coarse_points: int = 4
-    """Points per wide block below which there is no second look."""
+    """Minimum number of points per wide block for a second pass."""
     coming_back: float = 0.4
-    """The share of a rise that must be gone at the end for it to count as coming back."""
+    """Minimum fraction of a rise that must be gone at the end for it to count as recovering."""
     early_points: int = 6
-    """With fewer points than this after a jump it is unknown whether it stays."""
+    """With fewer points than this after a jump it is unknown whether it lasts."""
     early_ratio: float = 1.5
-    """The jump for which that holds, as a multiple of the level before."""
+    """Minimum jump for which that holds, as a multiple of the level before."""
     onset: OnsetRule = field(default_factory=OnsetRule)
-    """From where on a rise is dated."""
+    """The point from which a rise is dated."""
     shape: ShapeRule = field(default_factory=ShapeRule)
     """How a series is reduced to its level and its noise."""
 
     def lasting(self, signal: Signal) -> Rise | None:
-        """Return the rise a run ends on.
+        """Return the rise with which a run ends.
 
-        Its last level lies far above the best it had, in noise and in progress given up.
+        Its last level is far above its best, in units of noise and of lost progress.
         """
         shape = self.shape.of(signal)
         if shape is None:
@@ -113,7 +113,7 @@ class RiseRule:
         return rise
 
     def is_coming_back(self, rise: Rise) -> bool:
-        """Return whether the loss was on its way back, or the log ended too soon after the jump to know."""
+        """Return whether the loss was recovering, or the log ended too soon after the jump to know."""
         too_soon = rise.points < self.early_points and rise.ratio > self.early_ratio
         return rise.recovered >= self.coming_back or too_soon
 
@@ -140,7 +140,7 @@ class RiseRule:
         return self._told(shape, best_at, first, noise=noise, lost=lost)
 
     def _gave_up(self, start: float, best: float, end: float, lost: float) -> bool:
-        """Return whether the rise gave up enough of the progress made, by amounts or by factors."""
+        """Return whether the rise lost enough of the progress, linearly or logarithmically."""
         if lost >= self.minimum_lost or best <= 0.0 or start <= best:
             return lost >= self.minimum_lost
         factors = given_up(start=float(np.log(start)), best=float(np.log(best)), end=float(np.log(end)))
@@ -148,7 +148,7 @@ class RiseRule:
         return far and factors >= self.by_factors
 
     def _told(self, shape: Shape, best_at: int, first: int, *, noise: float, lost: float) -> Rise:
-        """Date a rise whose levels stay in the upper half from the block ``first`` on."""
+        """Return a rise whose levels stay in the upper half from block ``first``."""
         best, end = float(shape.level[best_at]), shape.end
         after = shape.values[first * shape.width :]
         top = float(np.max(shape.level[first:]))
@@ -172,7 +172,7 @@ class RiseRule:
 
 
 def _first_above(shape: Shape, block: int, bar: float) -> int:
-    """Return the first point above the bar, in the block or the one before it."""
+    """Return the first point above the threshold, in the block or the one before it."""
     begin = max(0, (block - 1) * shape.width)
     hits = np.flatnonzero(shape.values[begin : (block + 1) * shape.width] > bar)
     return min(begin + (int(hits[0]) if len(hits) else 0), shape.count - 1)

@@ -1,4 +1,4 @@
-"""What a task is measured by: an overlap, a precision, a count of right answers that stays at nothing."""
+"""Task scores that stay at zero: an overlap, a precision, a count of correct answers."""
 
 from __future__ import annotations
 
@@ -14,63 +14,78 @@ from holdfast.debug.detectors.steps.progress import ProgressRule, count_of
 from holdfast.debug.detectors.steps.select import SelectRule, of_kind
 from holdfast.debug.types import Signal
 
-__all__ = ["ScoreRule"]
+__all__ = ["ACCURACY", "ScoreRule"]
 
-# Overlaps as shares of one. An accuracy among thousands of classes begins as low, and climbs.
+# Overlaps between 0 and 1. An accuracy among thousands of classes also starts low, but climbs.
 _OVERLAP = re.compile(r"(?:^|[^a-z])(?:m?dice|dsc|m?iou|jaccard|f1|m?ap|map_?50)(?:[^a-z]|$)", re.IGNORECASE)
 # The same for answers that are texts.
 _MATCH = re.compile(
     r"(?:^|[^a-z])(?:bleu|rouge|exact_?match|em|(?:is_?)?success(?:es)?(?:_?rate)?)(?:[^a-z]|$)", re.IGNORECASE
 )
-# Shares of wrong words or characters: all are wrong where nothing, or always the same, is answered.
+# Error rates of words or characters: 1 if nothing, or always the same, is answered.
 _ERRORS = re.compile(r"(?:^|[^a-z])(?:wer|cer|(?:word|char(?:acter)?)_?error(?:_?rate)?)(?:[^a-z]|$)", re.IGNORECASE)
-# What a constant answer scores 0 or less in. Some tasks allow for little more.
+# Scores in which a constant answer gets 0 or less. Some tasks allow little more.
 _SIGNED = re.compile(
     r"(?:^|[^a-z])(?:r2|mcc|matthews(?:_?corr(?:elation|coef)?)?|kappa|qwk)(?:[^a-z\d]|$)", re.IGNORECASE
 )
-# The counts behind a precision and a recall: what was found, and what was overlooked.
+# The counts behind a precision and a recall: what was found, and what was missed.
 _FOUND = re.compile(r"(?:^|[^a-z])(?:tp|true_?positives?)$", re.IGNORECASE)
 _CLAIMED = re.compile(r"(?:^|[^a-z])(?:fp|false_?positives?)$", re.IGNORECASE)
 _OVERLOOKED = re.compile(r"(?:^|[^a-z])(?:fn|false_?negatives?)$", re.IGNORECASE)
-_JUDGE = re.compile(r"(?:^|[^a-z])(?:d|dis|disc|discriminator)[_ ./-]?loss|loss[_ ./-]?(?:d|disc\w*)$", re.IGNORECASE)
+_JUDGE = re.compile(
+    r"(?:^|[^a-z])(?:d|dis|disc|discriminator)[_ ./-]?loss|loss[_ ./-]?(?:d|dis|disc\w*)$", re.IGNORECASE
+)
 _FORGER = re.compile(r"(?:^|[^a-z])(?:g|gen|generator)[_ ./-]?loss|loss[_ ./-]?(?:g|gen\w*)$", re.IGNORECASE)
-_ACCURACY = re.compile(r"(?:^|[^a-z])acc(?:uracy)?(?:[^a-z]|$)", re.IGNORECASE)
+ACCURACY = re.compile(r"(?:^|[^a-z])acc(?:uracy)?(?:[^a-z]|$)", re.IGNORECASE)
+"""Names of fractions of right answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRule:
-    """When a score says that nothing was learnt of the task, whatever the loss does."""
+    """When a score shows that the task was not learnt, whatever the loss does."""
 
     nothing: float = 0.05
-    """A score between 0 and 1 that never rises above this says that nothing was learnt where the loss hardly fell …"""
+    """A score between 0 and 1 that never exceeds this shows that nothing was learnt if the loss hardly fell …"""
     nothing_points: int = 20
-    """… over this many points."""
+    """… over at least this many points."""
     nothing_climbs: float = 1.3
-    """How many times its middle third such a score may end at: what climbs on has only begun."""
+    """Maximum ratio of the end of such a score to its middle third: one that still climbs has only begun."""
     worthless: float = 0.01
-    """A score that never rises above this says so however far the loss fell …"""
+    """A score that never exceeds this shows it however far the loss fell …"""
     worthless_points: int = 8
-    """… over this many evaluations, which also keep a run of any length from being called healthy …"""
+    """… over at least this many evaluations, which also keep a run of any length from being called healthy …"""
     worthless_steps: float = 1000.0
-    """… and this many steps: detectors and translators begin at nothing, too. Where rows are epochs, …"""
+    """… and this many steps: detectors and translators start at zero, too. If rows are epochs, …"""
     worthless_epochs: int = 30
-    """… over this many of them."""
+    """… over at least this many of them."""
     evaluations: int = 20
-    """Evaluations from which a run in which none of what was held out got better has not shown that it learns."""
+    """Minimum number of evaluations for a run in which no held-out series improved not to be called healthy."""
     small_loss: float = 0.02
     """A held-out loss that begins below this has little to gain."""
     won: float = 0.01
-    """A discriminator's loss below this, in its last third, has won …"""
+    """A discriminator whose loss is below this in its last third has won …"""
     lost: float = 5.0
-    """… where the generator's is then this many times what it began at."""
+    """… if the generator's is then this many times its first value."""
+    winning: float = 0.25
+    """A discriminator whose loss falls below this fraction of its start is winning …"""
+    losing: float = 3.0
+    """… if the generator's is then this many times its first value."""
+    guess_points: int = 5
+    """Minimum number of evaluations in which a held-out accuracy is exactly 1/n for it to be a guess among n …"""
+    guess_digits: float = 1e-3
+    """… to within this fraction of it, if no loss is ever below ln n, the cost of a guess."""
+    unmeasured: int = 3
+    """Minimum number of scores that are exactly 0 in each of ``worthless_epochs`` evaluations for a finding; fewer may
+    not have been measured, and neither may all if no held-out loss changes."""
     frozen_points: int = 10
-    """Evaluations from which a held-out accuracy that is the same to the last digit is that of one constant answer …"""
+    """Minimum number of evaluations in which a held-out accuracy is identical to the last digit for it to be a constant
+    answer …"""
     frozen_good: float = 0.9
     """… unless it is above this: few samples, all of them known."""
     progress: ProgressRule = field(default_factory=ProgressRule)
-    """When a series gets better."""
+    """When a series improves."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
 
     def nearly_nothing(self, signals: Sequence[Signal]) -> Signal | None:
         """Return an overlap that hardly ever left zero; one that is zero throughout may not have been measured."""
@@ -85,9 +100,9 @@ class ScoreRule:
         return None
 
     def find_worthless(self, signals: Sequence[Signal]) -> Signal | None:
-        """Return the score of a long run in which none ever rose above ``worthless``, and one was above 0.
+        """Return the score of a long run in which none ever exceeded ``worthless``, and one was above 0.
 
-        Held-out scores decide where there are any; rates of errors count from 1 down. An agent is judged by its reward.
+        Held-out scores decide if there are any; error rates count down from 1. An agent is judged by its reward.
         """
         if of_kind(signals, "reward"):
             return None
@@ -95,10 +110,35 @@ class ScoreRule:
         told = [signal for signal in scores if self._is_long(signal) and np.any(signal.values != 0.0)]
         return told[0] if told and not any(self._is_worth(signal) for signal in scores) else None
 
-    def finds_none(self, signals: Sequence[Signal]) -> Signal | None:
-        """Return the count of what was found where it is 0 in every evaluation, and so is that of false finds.
+    def guesses(self, signals: Sequence[Signal]) -> Signal | None:
+        """Return a held-out accuracy of one constant answer: exactly 1/n, and no loss below ln n."""
+        losses = [s.values[np.isfinite(s.values)] for s in (*of_kind(signals, "loss"), *of_kind(signals, "eval_loss"))]
+        lowest = min((float(values.min()) for values in losses if len(values)), default=None)
+        for signal in of_kind(signals, "metric"):
+            if signal.metadata.get("split") != "eval" or not ACCURACY.search(signal.name) or lowest is None:
+                continue
+            values = self.select.as_share(signal.values[np.isfinite(signal.values)])
+            if len(values) < self.guess_points or float(np.ptp(values)) > 0.0 or not 0.0 < float(values[0]) <= 0.5:
+                continue
+            classes = round(1.0 / float(values[0]))
+            if abs(float(values[0]) * classes - 1.0) <= self.guess_digits and lowest >= np.log(classes):
+                return signal
+        return None
 
-        What was overlooked is counted beside them, which proves that it was measured: one answer for all.
+    def all_zero(self, signals: Sequence[Signal]) -> Signal | None:
+        """Return a score if each of several is exactly 0 in a long run that was really evaluated."""
+        metrics = [signal for signal in of_kind(signals, "metric") if signal.layer is None and count_of(signal)]
+        long = [signal for signal in metrics if count_of(signal) >= self.worthless_epochs]
+        overlaps = [signal for signal in long if _OVERLAP.search(signal.name)]
+        if len(long) < self.unmeasured or not overlaps or any(np.any(signal.values != 0.0) for signal in metrics):
+            return None
+        measured = any(len(np.unique(s.values)) > self.worthless_points for s in of_kind(signals, "eval_loss"))
+        return overlaps[0] if measured and self.select.began(overlaps[0].steps) else None
+
+    def finds_none(self, signals: Sequence[Signal]) -> Signal | None:
+        """Return the count of what was found if it is 0 in every evaluation, and so are the false positives.
+
+        The misses are counted too, which proves that it was measured: one constant answer.
         """
         counts = [s for s in of_kind(signals, "other") if s.layer is None and count_of(s) >= self.worthless_points]
         found, claimed, overlooked = (
@@ -109,7 +149,7 @@ class ScoreRule:
         return found[0] if found and claimed and none and missed and self.select.began(found[0].steps) else None
 
     def proves_nothing(self, signals: Sequence[Signal]) -> str | None:
-        """Say what keeps a run whose loss falls from being called healthy; None where nothing does.
+        """Return what keeps a run whose loss falls from being called healthy, or None.
 
         An agent is judged by its reward.
         """
@@ -118,41 +158,45 @@ class ScoreRule:
         scores = self._scores(signals, _OVERLAP, _MATCH, _ERRORS, _SIGNED)
         enough = [signal for signal in scores if count_of(signal) >= self.worthless_points]
         if enough and not any(self._is_worth(signal) for signal in scores):
-            return f"no score ever shows more than nothing ({scores[0].name})"
+            return f"every score stays near zero ({scores[0].name})"
         return self._constant_answer(signals) or self._only_training(signals) or self._lost_game(signals)
 
     def _constant_answer(self, signals: Sequence[Signal]) -> str | None:
         held_out = _held_out(signals)
-        frozen = [signal for signal in held_out if _ACCURACY.search(signal.name) and self._is_frozen(signal)]
+        frozen = [signal for signal in held_out if ACCURACY.search(signal.name) and self._is_frozen(signal)]
         others = [s for s in held_out if count_of(s) >= self.worthless_points and s not in frozen]
         if not frozen or any(self.progress.got_better(signal) for signal in others):
             return None
         return f"{frozen[0].name!r} is {float(frozen[0].values[0]):.4g} at all {len(frozen[0].values)} points"
 
     def _only_training(self, signals: Sequence[Signal]) -> str | None:
-        """Say that many evaluations never got better, and are not good, whatever the training loss did."""
+        """Return a claim that many evaluations never improved, and are not good, whatever the training loss did."""
         known = [s for s in _held_out(signals) if s.kind == "eval_loss" or "higher_is_better" in s.metadata]
-        known = [s for s in known if float(np.ptp(s.values)) != 0.0]  # What never changes was not measured.
+        known = [s for s in known if float(np.ptp(s.values)) != 0.0]  # A series that never changes was not measured.
         long = [s for s in known if s.layer is None and count_of(s) >= self.evaluations and self.select.began(s.steps)]
         if not long or any(
             self.progress.beats_chance(s) or self._is_good(s) for s in known if count_of(s) >= self.worthless_points
         ):
             return None
-        return f"of what was held out nothing got better in {count_of(long[0])} evaluations ({long[0].name})"
+        return f"nothing held out improved in {count_of(long[0])} evaluations ({long[0].name})"
 
     def _lost_game(self, signals: Sequence[Signal]) -> str | None:
-        """Say that a discriminator won for good: the generator has nothing to learn from."""
+        """Return a claim that a discriminator won for good: the generator has nothing to learn from."""
         losses = [s for s in of_kind(signals, "loss") if count_of(s) >= self.evaluations]
         judges = [s for s in losses if _JUDGE.search(s.name)]
         forgers = [s for s in losses if _FORGER.search(s.name)]
-        won = [s for s in judges if 0.0 <= _late(s) <= self.won]
-        if not won or len(won) < len(judges) or not forgers:
+        if not judges or not forgers:
             return None
-        lost = all(_late(s) >= self.lost * max(_early(s), self.won) for s in forgers)
-        return f"the discriminator wins for good ({won[0].name}, {forgers[0].name})" if lost else None
+        grown = min(_late(s) / max(_early(s), self.won) for s in forgers)
+        won = grown >= self.lost and all(0.0 <= _late(s) <= self.won for s in judges)
+        winning = grown >= self.losing and all(0.0 <= _late(s) <= self.winning * _early(s) for s in judges)
+        names = f"({judges[0].name}, {forgers[0].name})"
+        if won:
+            return f"the discriminator wins for good {names}"
+        return f"the discriminator is winning: the generator's loss is {grown:.2g} times {names}" if winning else None
 
     def _scores(self, signals: Sequence[Signal], *names: re.Pattern[str]) -> list[Signal]:
-        """Return the scores of the whole task, by their names; those held out where there are any."""
+        """Return the scores of the whole task, by their names; only the held-out ones if there are any."""
         found = [
             signal
             for signal in of_kind(signals, "metric")
@@ -176,7 +220,7 @@ class ScoreRule:
         return float(values.max()) > self.worthless or (self._climbs(values) and self.progress.beats_chance(signal))
 
     def _is_good(self, signal: Signal) -> bool:
-        """Return whether a held-out share leaves little to gain."""
+        """Return whether a held-out score leaves little to gain."""
         values = self.select.as_share(signal.values[np.isfinite(signal.values)])
         good = (
             bool(signal.metadata.get("higher_is_better")) and self.frozen_good <= float(np.median(values[-3:])) <= 1.0

@@ -1,7 +1,7 @@
-"""Picks from a run's signals the ones a question is about: *the* loss, *the* gradient norm, evaluation, serving.
+"""Selects the signals of a run that matter: *the* loss, *the* gradient norm, evaluation, serving.
 
-Logs hold many losses. The parts of a sum, the two sides of an adversarial game and the terms of an RL objective move
-for reasons of their own, so whole-run verdicts are about the total where there is one.
+Logs contain many losses. The parts of a sum, the two sides of an adversarial game and the terms of an RL objective each
+move for their own reasons, so verdicts about a run are based on the total if there is one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ __all__ = [
     "all_zero",
     "evaluation_losses",
     "finite_median",
+    "is_adversarial",
     "is_collected",
     "layered",
     "main_losses",
     "of_kind",
     "per_replica",
+    "says_training",
     "serving",
     "sum_of_parts",
     "total_gradient_norms",
@@ -42,10 +44,24 @@ _GAME = re.compile(
     r"|^[dg]_(?:[ab]{1,2}|real|fake|gan|adv|total)$",
     re.IGNORECASE,
 )
-# What the model is compared with does not learn.
+# A reference model does not learn.
 _REFERENCE = re.compile(r"(?:^|[^a-z])(?:teacher|ref(?:erence)?|baseline|oracle)(?:[^a-z]|$)", re.IGNORECASE)
 _HELD_OUT = re.compile(
     r"(?:^|(?<=[_ ./-]))(?:val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)(?:[_ ./-]|$)", re.IGNORECASE
+)
+# Words of a training log: the split that was measured, right answers, or what an agent earns.
+_TRAINING = re.compile(
+    r"(?:^|[^a-z])(?:train(?:ing|ed)?|val(?:id(?:ation)?)?|eval(?:uation)?|test(?:ing)?|dev|acc(?:uracy)?)(?:[^a-z]|$)"
+    r"|(?:^|[^a-z])(?:ep_)?rew(?:ards?)?(?:[^a-z]|$)|episod|rollout",
+    re.IGNORECASE,
+)
+# Kinds that a table of other data has too: scores, returns, and columns whose kind is unknown.
+_ANYTHING = frozenset(("metric", "reward", "other"))
+# The losses of two models that are trained against each other.
+_ADVERSARIAL = re.compile(
+    r"(?:^|[^a-z])(?:adv(?:ersarial)?|w?gan|dis(?:c|criminator)?|discriminator)(?:[^a-z]|$)"
+    r"|(?:^|[^a-z])d[_ ./-]?loss|loss[_ ./-]?d(?:[^a-z]|$)",
+    re.IGNORECASE,
 )
 _TOTAL = re.compile(
     r"^(?:.*[/:.])?(?:(?:train(?:ing)?|lm|total|mean|avg|average|batch|epoch|step|running|smoothed|overall|current|"
@@ -56,12 +72,12 @@ _TOTAL = re.compile(
 
 
 def is_collected(signal: Signal) -> bool:
-    """Return whether the numbers are real: not a column of placeholders."""
+    """Return whether the values are real and not placeholders."""
     return not signal.metadata.get("not_collected") and len(signal.values) > 0
 
 
 def of_kind(signals: Iterable[Signal], *kinds: str) -> list[Signal]:
-    """Return the collected signals of the given kinds; ``other`` are those without one, or of which it is a guess."""
+    """Return the collected signals of the given kinds; ``other`` are those whose kind is unknown or a guess."""
     return [
         signal
         for signal in signals
@@ -69,15 +85,34 @@ def of_kind(signals: Iterable[Signal], *kinds: str) -> list[Signal]:
     ]
 
 
+def says_training(signals: Sequence[Signal]) -> bool:
+    """Return whether a log is that of a training, as far as it says, and not a table of other data.
+
+    It takes a loss, a rate, a gradient, a name such as "val" or "reward", or a counter other than the number of rows.
+    """
+    kinds = [signal.kind or "other" for signal in signals]
+    if any(kind not in _ANYTHING for kind in kinds):
+        return True
+    told = [signal for signal, kind in zip(signals, kinds, strict=True) if kind != "other"]
+    if any("split" in signal.metadata or _TRAINING.search(signal.name) for signal in told):
+        return True
+    return not any(np.array_equal(signal.steps, np.arange(len(signal.steps))) for signal in signals)
+
+
+def is_adversarial(signals: Sequence[Signal]) -> bool:
+    """Return whether two models are trained against each other, judged by the names of the losses."""
+    return any(_ADVERSARIAL.search(signal.name) for signal in of_kind(signals, "loss"))
+
+
 def serving(signals: Iterable[Signal]) -> list[Signal]:
-    """Return the signals that were measured where the model is used, by their names."""
+    """Return the signals that were measured in production, judged by their names."""
     return [signal for signal in signals if is_collected(signal) and _SERVING.search(signal.name)]
 
 
 def main_losses(signals: Sequence[Signal], *, games: bool = False) -> list[Signal]:
     """Return every loss on training data that the model is meant to lower.
 
-    No game, no reference, nothing of one layer.
+    Not the losses of a game, a reference model or a single layer.
     """
     found = [
         signal
@@ -89,42 +124,46 @@ def main_losses(signals: Sequence[Signal], *, games: bool = False) -> list[Signa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectRule(SharedRule):
-    """Which losses a verdict is about, and whether a log holds the beginning of its run."""
+    """Which losses a verdict is based on, and whether a log contains the beginning of its run."""
 
     shorter_total: int = 4
-    """A total with fewer than one in n of the longest one's points (per epoch beside per step) is left out."""
+    """A total with fewer than 1/n of the points of the longest (per epoch rather than per step) is left out."""
     beginning: float = 0.2
-    """A log holds a run's beginning when its first step is within this share of its last: later ones are excerpts."""
+    """A log contains the beginning of a run if its first step is within this fraction of its last: others are
+    excerpts."""
     edge: float = 0.02
-    """A loss that begins or ends this share of the run away from its edges does so in the middle."""
+    """A loss that begins or ends more than this fraction of the run from its edges does so in the middle."""
     minimum_parts: int = 3
-    """Of two losses the larger need not be the total of anything; of three that hold the others' sum it is."""
+    """Minimum number of losses: of two, the larger need not be a total; of three, one that equals the sum of the others
+    is."""
     minimum_shared: int = 8
-    """Steps at which all of them are logged; a part that is there for less than half of the time is none."""
+    """Minimum number of steps at which all of them are logged; a series logged less than half of the time is not a
+    part."""
     sum_share: float = 0.95
-    """The share of these steps at which the largest must hold the sum …"""
+    """Minimum fraction of these steps at which the largest must contain the sum …"""
     sum_tolerance: float = 0.02
-    """… to within this share: logs round."""
+    """… to within this fraction: logs round."""
     percent: float = 1.5
-    """A share whose largest value is above this is written in percent: above one, for rounding, and far below ten."""
+    """A fraction whose maximum is above this is written in percent: above one because of rounding, and far below
+    ten."""
 
     def training_losses(self, signals: Sequence[Signal], *, games: bool = False) -> list[Signal]:
-        """Return the losses a verdict may rest on.
+        """Return the losses on which a verdict may be based.
 
-        The total where one is named, else all that are not part of a game.
+        The total if one is named, else all that are not part of a game.
         """
         found = main_losses(signals, games=games)
         chosen = self._totals(found) or found
         if not chosen and not games:
             chosen = of_kind(signals, "perplexity")
         longest = max((len(signal.values) for signal in chosen), default=0)
-        # Of two totals (per step and per epoch) the one with more points says more; ranks all count.
+        # Of two totals (per step and per epoch) the one with more points is used; every rank counts.
         return [signal for signal in chosen if len(signal.values) * self.shorter_total >= longest]
 
     def objective_changes(self, signals: Sequence[Signal]) -> NDArray[np.float64]:
-        """Return the steps at which a loss begins or ends in the middle of the run: there, what is minimised changes.
+        """Return the steps at which a loss begins or ends in the middle of the run, where the objective changes.
 
-        One that is exactly 0 at first begins where it no longer is: its weight was 0 until then.
+        A loss that is exactly 0 at first begins at its first other value: its weight was 0 until then.
         """
         losses = [signal for signal in main_losses(signals, games=True) if len(signal.steps)]
         if len(losses) < 2:
@@ -141,13 +180,13 @@ class SelectRule(SharedRule):
         return np.unique(inside)
 
     def is_objective_change(self, signals: Sequence[Signal], signal: Signal, step: float) -> bool:
-        """Return whether a step of a signal is within two logging intervals of a change of what is minimised."""
+        """Return whether a step of a signal is within two logging intervals of a change of objective."""
         gap = float(np.median(np.diff(signal.steps))) if len(signal.steps) > 1 else 0.0
         changes = self.objective_changes(signals)
         return bool(len(changes)) and float(np.min(np.abs(changes - step))) <= 2 * gap
 
     def level_of_parts(self, signals: Sequence[Signal], step: float) -> float:
-        """Return the sum of the parts of a loss at a step; 0 where a total is named, or where there is one loss."""
+        """Return the sum of the parts of a loss at a step; 0 if a total is named or there is only one loss."""
         parts = {signal.name: signal for signal in reversed(main_losses(signals)) if len(signal.values)}
         if len(parts) < 2 or self._totals(list(parts.values())):
             return 0.0
@@ -155,14 +194,14 @@ class SelectRule(SharedRule):
         return float(np.nansum(np.abs(values)))
 
     def began(self, steps: NDArray[np.float64]) -> bool:
-        """Return whether a log holds the beginning of its run.
+        """Return whether a log contains the beginning of its run.
 
         An excerpt from the middle cannot say "never" or "at first".
         """
         return len(steps) > 0 and float(steps[0]) <= self.beginning * float(steps[-1])
 
     def _totals(self, losses: Sequence[Signal]) -> list[Signal]:
-        """Return the losses that are totals: by name, or by holding the sum of the others wherever they are logged."""
+        """Return the losses that are totals: by name, or because they contain the sum of the others."""
         named = [signal for signal in losses if _TOTAL.match(signal.name)]
         parts = {signal.name: signal for signal in losses}
         if named or len(parts) < self.minimum_parts:
@@ -174,16 +213,16 @@ class SelectRule(SharedRule):
         return [signal for signal in losses if signal.name == total]
 
     def _holds_the_sum(self, candidate: Signal, parts: Sequence[Signal]) -> bool:
-        """Return whether a loss is at least the sum of all those that are logged beside it."""
+        """Return whether a loss is at least the sum of all those logged with it."""
         own, others = self._beside(candidate, parts)
         if len(others) + 1 < self.minimum_parts:
             return False
         return float(np.mean(own >= np.sum(others, axis=0) * (1.0 - self.sum_tolerance))) >= self.sum_share
 
     def _is_a_sum(self, candidate: Signal, parts: Sequence[Signal]) -> bool:
-        """Return whether a loss is the sum of those beside it that do not exceed it.
+        """Return whether a loss is the sum of those logged with it that do not exceed it.
 
-        What does is logged, not minimised.
+        Those that exceed it are logged but not minimised.
         """
         own, others = self._beside(candidate, parts)
         if len(others) < self.minimum_parts:
@@ -197,7 +236,7 @@ class SelectRule(SharedRule):
     def _beside(
         self, candidate: Signal, parts: Sequence[Signal]
     ) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
-        """Return a loss and those logged beside it, at the steps they share; nothing where these are too few."""
+        """Return a loss and those logged with it, at the steps they share; nothing if these are too few."""
         least = max(self.minimum_shared, len(candidate.steps) // 2)
         beside = [part for part in parts if len(np.intersect1d(candidate.steps, part.steps)) >= least]
         shared = candidate.steps
@@ -209,13 +248,13 @@ class SelectRule(SharedRule):
         return at[candidate.name], [values for name, values in at.items() if name != candidate.name]
 
     def as_share(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return shares between 0 and 1, whether they are written so or in percent."""
+        """Return fractions between 0 and 1, also from values in percent."""
         finite = values[np.isfinite(values)]
         return values / 100.0 if len(finite) and float(finite.max()) > self.percent else values
 
 
 def sum_of_parts(losses: Sequence[Signal]) -> list[Signal]:
-    """Return the totals among losses where they are named and no part has more points; where none is, their sum.
+    """Return the totals among losses if they are named and no part has more points; otherwise their sum.
 
     Only losses that are logged at the same steps are added up; any others are returned as they are.
     """
@@ -232,12 +271,12 @@ def sum_of_parts(losses: Sequence[Signal]) -> list[Signal]:
 
 
 def _named_totals(losses: Sequence[Signal]) -> list[Signal]:
-    """Return the losses that are totals by name, with the words that say they are held out left out."""
+    """Return the losses that are totals by name, ignoring the words that mark them as held out."""
     return [signal for signal in losses if _TOTAL.match(_HELD_OUT.sub("", signal.name).rstrip("_ ./-"))]
 
 
 def evaluation_losses(signals: Sequence[Signal]) -> list[Signal]:
-    """Return the losses on held-out data, totals first where they are named."""
+    """Return the losses on held-out data, totals first if they are named."""
     found = [
         signal
         for signal in of_kind(signals, "eval_loss")
@@ -247,7 +286,7 @@ def evaluation_losses(signals: Sequence[Signal]) -> list[Signal]:
 
 
 def total_gradient_norms(signals: Sequence[Signal]) -> list[Signal]:
-    """Gradient norms of the whole model that were really collected."""
+    """Return the collected gradient norms of the whole model."""
     return [
         signal
         for signal in of_kind(signals, "grad_norm")
@@ -262,7 +301,7 @@ def all_zero(signals: Sequence[Signal], kind: str) -> Signal | None:
 
 
 def finite_median(values: NDArray[np.float64]) -> float:
-    """Return the median of the finite values of a sample, 0 where there is none."""
+    """Return the median of the finite values of a sample, or 0 if there are none."""
     sample = sample_of(values)
     finite = sample[np.isfinite(sample)]
     return float(np.median(finite)) if len(finite) else 0.0

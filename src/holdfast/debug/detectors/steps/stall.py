@@ -1,4 +1,4 @@
-"""That a run never learnt: a loss that did not fall, at what level, and what is there."""
+"""A run that never learnt: a loss that did not fall, its level, and the guess that explains it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from holdfast.debug.types import Signal
 __all__ = ["CLASS_COUNTS", "Stall", "StallRule", "guessing_loss"]
 
 CLASS_COUNTS = (2, 10, 100, 1000, 32000, 50257)
-"""Class counts people really have; ln(k) is what a model that guesses evenly pays. Few on purpose: the more are listed,
-the more healthy language models would be at one of them by chance."""
+"""Common numbers of classes; ln(k) is the cost of guessing uniformly. Deliberately few: with more, healthy language
+models would be at one of them by chance."""
 CONSTANT_ANSWERS = (0.25, 1.0)
-"""Squared error of always answering the middle of balanced 0/1 or -1/1 targets, and of standardised ones."""
+"""Squared error of a constant answer to balanced 0/1 or -1/1 targets, and to standardised ones."""
 FIFTHS = 5
 
 
@@ -29,11 +29,11 @@ def guessing_loss(value: float, *, tolerance: float, squared_share: float) -> st
     """Name the constant guess whose loss this is, or None.
 
     >>> guessing_loss(0.6935, tolerance=0.02, squared_share=0.1)
-    'an even guess among 2 classes (ln 2 = 0.6931)'
+    'a uniform guess among 2 classes (ln 2 = 0.6931)'
     """
     for count in CLASS_COUNTS:
         if abs(value - np.log(count)) <= tolerance * np.log(count):
-            return f"an even guess among {count} classes (ln {count} = {np.log(count):.4f})"
+            return f"a uniform guess among {count} classes (ln {count} = {np.log(count):.4f})"
     for squared in CONSTANT_ANSWERS:
         if abs(value - squared) <= squared_share * tolerance * squared:
             return f"a constant answer to balanced targets (squared error {squared:g})"
@@ -42,7 +42,7 @@ def guessing_loss(value: float, *, tolerance: float, squared_share: float) -> st
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A loss that did not fall: where, at what level, and by how much it fell all the same."""
+    """A loss that did not fall: where, at what level, and by how much it nevertheless fell."""
 
     signal: Signal
     first_step: float
@@ -58,88 +58,89 @@ class StallRule:
     """When a loss has not moved since the run began."""
 
     minimum_improvement: float = 0.012
-    """A loss that fell by less than this share of its start did not learn."""
+    """A loss that fell by less than this fraction of its start did not learn."""
     guess_improvement: float = 0.15
-    """The same, for a loss that sits where guessing puts it: the bias of the last layer finds its place first."""
+    """The same for a loss at the level of guessing: the bias of the last layer is learnt first."""
     minimum_points: int = 8
-    """Fewer points than this say nothing."""
+    """Minimum number of points."""
     minimum_span: float = 100.0
-    """Steps a log must cover: a few dozen may be too soon, unless the loss names a guess over whole epochs, or it or an
-    accuracy beside it is the same to the last digit."""
+    """Minimum number of steps that a log must cover: a few dozen may be too few, unless the loss is that of a guess
+    over whole epochs, or it or an accuracy is identical to the last digit."""
     most_classes: float = 5000.0
-    """A guess among more classes than this names a vocabulary, whose rows are steps and not epochs: they must cover the
+    """A guess among more classes than this is a vocabulary, whose rows are steps and not epochs: they must cover the
     whole span."""
     frozen_share: float = 0.9
-    """The share of its points at which such a loss is the same, to the last digit, as at the point before."""
+    """Minimum fraction of its points at which such a loss is identical, to the last digit, to the point before."""
     most_improvement: float = 0.025
-    """A loss that may have fallen by more than this, for all the noise lets us see, is not called stuck."""
+    """A loss that may have fallen by more than this, given its noise, is not called stuck."""
     first_drop: float = 0.04
-    """A first drop of so much and nothing ever after is the bias of the last layer finding its place."""
+    """A first drop of this much and none later is the bias of the last layer being learnt."""
     first_drop_flat: float = 0.08
-    """The same where a held-out loss is flat too."""
+    """The same if a held-out loss is flat too."""
     at_once_points: int = 2
-    """The very first points of a long run: where all of them lie …"""
+    """Number of first points of a long run: if all of them are …"""
     at_once_fall: float = 0.15
-    """… this share above the level of its first tenth …"""
+    """… this fraction above the level of its first tenth …"""
     at_once_noises: float = 4.0
     """… and this many noises, it learnt at once."""
     flat_share: float = 0.015
-    """Four fifths of a log within this share of each other show no progress."""
+    """Four fifths of a log within this fraction of each other show no progress."""
     doubted_decline: float = 0.04
-    """How far a loss may fall, beyond its error, where something else says that nothing can be learnt."""
+    """Maximum fall of a loss, beyond its error, if other evidence says that nothing can be learnt."""
     chance_decline: float = 0.08
-    """How far from the loss of guessing a run may end whose accuracy is that of guessing."""
+    """Maximum distance from the loss of guessing at the end of a run whose accuracy is that of guessing."""
     chance_head: float = 1.2
-    """How many times that loss it may begin at: from far above it only passes there …"""
+    """Maximum ratio of its start to that loss: from far above it only passes there …"""
     chance_stays: float = 0.03
-    """… unless its second half lies within this share of it, and nothing else got better."""
+    """… unless its second half is within this fraction of it, and nothing else improved. If only a held-out accuracy is
+    logged next to a training loss, the latter must have begun there, too."""
     loudest: float = 0.15
-    """A loss whose batches differ by more (diffusion, small batches) is flat to the eye in healthy runs too."""
+    """A loss whose batches differ by more than this (diffusion, small batches) looks flat in healthy runs too."""
     loud_level: float = 12.0
-    """Above this a loss is a sum or an error without bound, more than a guess among the largest vocabularies costs: no
-    good model that is tuned a little begins there. It is called stuck, however loud, …"""
+    """Above this a loss is a sum or an unbounded error, more than a guess among the largest vocabularies costs: no good
+    model that is fine-tuned begins there. It is called stuck, however noisy, …"""
     loud_points: int = 1000
-    """… over this many points …"""
+    """… over at least this many points …"""
     loud_decline: float = 0.05
-    """… where it can have fallen by this share at most, for all the noise lets us see."""
+    """… if it can have fallen by at most this fraction, given its noise."""
     risen: float = 1.5
     """A loss that ends at this many times its start has moved."""
     pinned_spread: float = 2e-3
-    """The spread, relative to the level, of a second half that is frozen."""
+    """Maximum spread, relative to the level, of a second half that is frozen."""
     pinned_tolerance: float = 0.005
-    """How near a frozen loss must be to the guess that names it."""
+    """Maximum distance of a frozen loss from the guess that explains it."""
     guess_tolerance: float = 0.02
-    """How near any other loss must be to it."""
+    """Maximum distance of any other loss from it."""
     squared_share: float = 0.1
-    """Squared errors are met ten times as exactly as entropies: they are round numbers, which happen by chance."""
+    """Factor on the tolerance for squared errors: they are round numbers, which occur by chance."""
     guess_flat: float = 0.01
-    """How far the last three fifths may differ for a loss to be standing on a guess."""
+    """Maximum variation of the last three fifths of a loss at the level of a guess."""
     guess_above: float = 0.985
-    """No fifth of it may lie below this share of the guess."""
+    """No fifth of it may be below this fraction of the guess."""
     improved: float = 0.12
-    """The relative improvement of another metric, or of another loss, that shows that the run learns."""
+    """Minimum relative improvement of another metric or loss that shows that the run learns."""
     improved_noises: float = 4.0
-    """The same in units of how far neighbours differ."""
+    """The same in units of the difference between neighbours."""
     errors: float = 2.0
-    """Standard errors a comparison may be off by."""
+    """Standard errors by which a comparison may be off."""
     warmup_points: int = 8
-    """Learning rates from which one that only ever rose says that the run ended in its warm-up …"""
+    """Minimum number of learning rates for one that only rises to show that the run ended in its warm-up …"""
     warmup_factor: float = 3.0
-    """… where the last is this many times the first: what learns so little so early may learn yet."""
+    """… if the last is this many times the first: a run that learnt little so early may still learn."""
     doubt: DoubtRule = field(default_factory=DoubtRule)
     reward: RewardRule = field(default_factory=RewardRule)
-    """When an agent gets better, whatever its losses do."""
+    """When an agent improves, whatever its losses do."""
     score: ScoreRule = field(default_factory=ScoreRule)
-    """When a score says that nothing was learnt of the task."""
+    """When a score shows that the task was not learnt."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
     shape: ShapeRule = field(default_factory=ShapeRule)
     """How a series is reduced to its level and its noise."""
 
     def find(self, signals: Sequence[Signal], *, minimum_span: float | None = None) -> Stall | None:
-        """Return the loss of a run that never learnt; None when it did, or when that is unknown."""
-        if self.reward.any_rises(signals):
-            return None  # An agent that gets better learns, wherever its loss is: that grows with the rewards.
+        """Return the loss of a run that never learnt, or None if it did or that is unknown."""
+        if self.reward.any_rises(signals) or self.reward.prefers(signals):
+            return None  # An agent that improves learns, wherever its loss is: that grows with the rewards.
         if any(self.still_rises(rate) for rate in of_kind(signals, "lr")):
             return None
         doubt, chance = self.doubt.find(signals), self.doubt.chance(signals)
@@ -160,7 +161,7 @@ class StallRule:
                 continue
             stall = self._find(signal, shape, flat=flat, chance=chance, doubt=doubt, improved=improved)
             covered = float(shape.steps[-1] - shape.steps[0])
-            if shape.count >= self.loud_points:  # Rows may be placed by their epochs.
+            if shape.count >= self.loud_points:  # Rows may be placed by epoch.
                 covered = max(covered, float(shape.count))
             frozen = float(np.mean(np.diff(shape.values) == 0.0)) >= self.frozen_share
             frozen = frozen or any(self._frozen_metric(metric) for metric in of_kind(signals, "metric"))
@@ -171,9 +172,9 @@ class StallRule:
         return None
 
     def flat_reward(self, signals: Sequence[Signal], *, source: str = "") -> Signal | None:
-        """Return a reward that never rose in a long run in which nothing else got better; None where there is none.
+        """Return a reward that never rose in a long run in which nothing else improved, or None.
 
-        The rewards of an evaluation, by their name or that of the file they are from, have no reason to rise.
+        The rewards of an evaluation, by their name or that of their file, have no reason to rise.
         """
         rewards, critics = of_kind(signals, "reward"), of_kind(signals, "value_loss")
         flat = [
@@ -187,6 +188,8 @@ class StallRule:
         ]
         if not flat or NOT_TRAINED.search(source) or self.reward.any_rises(signals):
             return None
+        if self.reward.settled_for_nothing(signals) is not None:
+            return None  # The policy has collapsed, which is a finding of its own.
         better = self._anything_improved([*of_kind(signals, "metric", "eval_loss"), *rewards], ())
         return None if better else flat[0]
 
@@ -197,7 +200,7 @@ class StallRule:
         return long and float(np.diff(values).min()) >= 0.0 and bool(values[-1] > values[-1 - len(values) // FIFTHS])
 
     def _frozen_metric(self, signal: Signal) -> Stall | None:
-        """Find a share of right answers that never changes, to the last digit, in a log without a loss."""
+        """Find an accuracy that is identical throughout, to the last digit, in a log without a loss."""
         shape = self.shape.of(signal) if signal.metadata.get("higher_is_better") and signal.layer is None else None
         if shape is None or shape.count < self.minimum_points or float(np.ptp(shape.values)) > 0.0:
             return None
@@ -213,19 +216,19 @@ class StallRule:
         self, signal: Signal, shape: Shape, *, flat: bool, chance: Chance | None, doubt: Doubt | None, improved: bool
     ) -> Stall | None:
         stall = self._from_the_start(signal, shape, held_out_flat=flat) or self._pinned(signal, shape)
-        if stall is None and chance is not None:
-            stall = self._at_chance(signal, shape, chance, improved=improved)
+        if chance is not None and (stall is None or stall.guess is None):
+            stall = self._at_chance(signal, shape, chance, improved=improved) or stall
         if stall is None and doubt is not None:
             stall = self._not_falling(signal, shape, doubt)
         return stall
 
     def _from_the_start(self, signal: Signal, shape: Shape, *, held_out_flat: bool) -> Stall | None:
-        """Return a loss that never left its first level, as far as its noise lets us see."""
+        """Return a loss that never left its first level, as far as its noise allows to tell."""
         head, noise = _head(shape), float(np.median(shape.noise))
-        # The best the run ever held for a while counts, not only its end.
+        # The best level that the run held for a while counts, not only its end.
         improvement = (head - _held_low(shape.level)) / head
         guess = self._guessed(shape)
-        # In noise this large, would a run that learns have shown it? The error of comparing two fifths of the log:
+        # With this much noise, would a run that learns have shown it? The error of comparing two fifths of the log:
         error = noise * MEDIAN_ERROR * float(np.sqrt(2.0 / max(1.0, shape.count / FIFTHS))) / head
         loud = guess is None and not held_out_flat and noise > self.loudest * head
         if loud and not self._flat_in_noise(shape, head):
@@ -246,7 +249,7 @@ class StallRule:
         return level and shape.count >= self.loud_points and decline + self.errors * error <= self.loud_decline * head
 
     def _learnt_at_once(self, shape: Shape, head: float, noise: float) -> bool:
-        """Return whether a long run learnt within its first moments, which the level of its first tenth hides."""
+        """Return whether a long run learnt within its first points, which the level of its first tenth hides."""
         first = shape.values[: self.at_once_points]
         long = shape.count >= TENTH * TENTH * self.at_once_points
         return long and float(first.min()) > head * (1.0 + self.at_once_fall) + self.at_once_noises * noise
@@ -262,7 +265,7 @@ class StallRule:
         return held_out_flat and improvement <= max(self.minimum_improvement, self.errors * error)
 
     def _not_falling(self, signal: Signal, shape: Shape, doubt: Doubt) -> Stall | None:
-        """Judge a loss that need only not fall, because something else says that nothing can be learnt."""
+        """Judge a loss that need only not fall, because other evidence says that nothing can be learnt."""
         head = _head(shape)
         decline, error = _decline(shape)
         fell = decline - self.errors * error > self.doubted_decline * head
@@ -271,18 +274,20 @@ class StallRule:
         return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, None, shape, doubt)
 
     def _at_chance(self, signal: Signal, shape: Shape, chance: Chance, *, improved: bool) -> Stall | None:
-        """Return a loss about where guessing puts it to the end, with an accuracy that says the same."""
+        """Return a loss near the level of guessing to the end, with an accuracy that agrees."""
         head = _head(shape)
         near = abs(shape.end - chance.loss) <= self.chance_decline * chance.loss
         low = _held_low(shape.level) >= (1.0 - self.chance_decline) * chance.loss
         stays = not improved and not chance.grew and self._stays_at(shape, chance.loss)
         fell_to_it = head > self.chance_head * chance.loss and not stays
+        if chance.other_data and not (stays and abs(head - chance.loss) <= self.chance_stays * chance.loss):
+            return None
         if not near or not low or fell_to_it or not self.select.began(shape.steps):
             return None
         return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, chance.guess, shape)
 
     def _without_score(self, candidates: Sequence[Signal], metric: Signal) -> Stall | None:
-        """Return a loss that fell a little beside a score that stays at nothing."""
+        """Return a loss that fell a little while a score stays at zero."""
         doubt = Doubt(metric, f"never rises above {float(np.nanmax(metric.values)):.3g}", {}, certain=False)
         for signal in candidates:
             shape = self.shape.of(signal)
@@ -303,7 +308,7 @@ class StallRule:
         return float(np.median(np.abs(half - loss))) <= self.chance_stays * loss
 
     def _pinned(self, signal: Signal, shape: Shape) -> Stall | None:
-        """Return a loss that fell and then froze exactly where a constant answer would put it."""
+        """Return a loss that fell and then froze exactly at the level of a constant answer."""
         if not self._is_frozen(shape):
             return None
         guess = guessing_loss(shape.end, tolerance=self.pinned_tolerance, squared_share=self.squared_share)
@@ -327,9 +332,9 @@ class StallRule:
         return abs(fifths[1] - fifths[-1]) <= allowed * fifths[1] and not steadily
 
     def _guessed(self, shape: Shape) -> str | None:
-        """Return the guess a loss ends on, was never below, and no longer moves away from.
+        """Return the guess at which a loss ends, and from which it no longer moves; it was never below it.
 
-        One that is frozen stands on it or does not: noise cannot have put it beside it.
+        A frozen loss is at the guess or is not: noise cannot have moved it.
         """
         tolerance = self.pinned_tolerance if self._is_frozen(shape) else self.guess_tolerance
         guess = guessing_loss(shape.end, tolerance=tolerance, squared_share=self.squared_share)
@@ -340,7 +345,7 @@ class StallRule:
         return guess if flat and min(fifths) >= self.guess_above * shape.end else None
 
     def _is_flat(self, signal: Signal) -> bool:
-        """Return whether a held-out loss, which averages much noise away, shows no progress from first to last."""
+        """Return whether a held-out loss, which averages out much noise, shows no progress from first to last."""
         values = signal.values[np.isfinite(signal.values)]
         if len(values) < 6 or values[0] <= 0:
             return False
@@ -349,7 +354,7 @@ class StallRule:
         return max(levels) - min(levels) <= self.minimum_improvement * levels[0]
 
     def _anything_improved(self, signals: Sequence[Signal], judged: Sequence[Signal]) -> bool:
-        """Return whether a metric, a held-out or another training loss got clearly better, as in no stuck run."""
+        """Return whether a metric, a held-out or another training loss clearly improved, as in no stuck run."""
         judged_names = {signal.name for signal in judged} if len(judged) == 1 else set()
         for signal in (*of_kind(signals, "metric", "eval_loss", "reward"), *main_losses(signals)):
             values = signal.values[np.isfinite(signal.values)]
@@ -375,7 +380,7 @@ def _fifths(shape: Shape) -> list[float]:
 
 
 def _decline(shape: Shape) -> tuple[float, float]:
-    """Return how far a straight line through the log falls from first to last, and the error of that."""
+    """Return how far a straight line through the log falls from first to last, and its error."""
     places = np.linspace(-0.5, 0.5, len(shape.level))
     slope = float(np.dot(places, shape.level) / np.dot(places, places))
     return -slope, float(np.sqrt(12.0)) * float(np.median(shape.noise)) / float(np.sqrt(shape.count))

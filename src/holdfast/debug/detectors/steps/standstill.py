@@ -1,4 +1,4 @@
-"""That nothing in a whole run got better: no loss, no metric, no reward, by any of its points."""
+"""A run in which nothing improved: no loss, no metric and no reward, at any point."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ __all__ = ["StandstillRule"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandstillRule:
-    """When a run has nothing to show for all its steps.
+    """When no series of a run improved.
 
-    Weaker than a loss that stays at its first level, and for runs in which that is hidden by noise or by a rise: of all
-    that should fall or rise, nothing did. A training loss alone is not enough: that of a good model that is tuned a
-    little, or of a diffusion model, is as flat.
+    Weaker than a loss that stays at its first level, for runs in which noise or a rise hides that. A training loss
+    alone is not enough: that of a good model being fine-tuned, or of a diffusion model, is just as flat.
     """
 
     minimum_points: int = 20
-    """Points of the series that is judged: fewer may be too soon."""
+    """Minimum number of points of the series that is judged."""
     beside_points: int = 5
-    """Points from which another series may show that the run got better after all."""
+    """Minimum number of points of another series that may show improvement."""
     good: float = 0.9
-    """A share of right answers that ends above this leaves little to learn: a model that came trained."""
+    """An accuracy that ends above this leaves little to learn: the model was already trained."""
     small: float = 0.02
-    """So does a loss that begins below this: what is compared with classes or standardised targets costs more."""
+    """So does a loss that begins below this: one for classes or standardised targets is higher."""
     least_gain: float = 0.02
-    """The share of its level by which the last third of a series may be better than the first: less is noise."""
+    """Minimum fraction of its level by which the last third of a series must be better than the first: less is
+    noise."""
     halted_share: float = 0.5
-    """The share of its rows at which a learning rate is 0: a schedule may end there …"""
+    """Minimum fraction of rows in which a learning rate is 0: a schedule may end there …"""
     halted_digits: float = 1e-5
-    """… where another row shows a rate as small as this: with fewer digits an ordinary rate is printed as 0, too."""
+    """… if another row shows a rate as small as this: with fewer digits an ordinary rate is also printed as 0."""
     frozen_points: int = 20
-    """Points at the end at which a loss is the same to the last digit, and points before to know its noise by …"""
+    """Minimum number of final points at which a loss is identical to the last digit, and of points before that give its
+    noise …"""
     frozen_share: float = 0.2
-    """… and the share of the log that these are at least …"""
+    """… the minimum fraction of the log that these are …"""
     frozen_noise: float = 0.01
-    """… where neighbours differed by more than this share of the level before …"""
+    """… if neighbours differed by more than this fraction of the level before …"""
     frozen_level: float = 0.5
-    """… and it stands at more than this share of where it began: what is learnt to the end differs in its last digits
-    by less than is printed."""
+    """… and it is at more than this fraction of its start: fully learnt losses differ by less than is printed."""
     progress: ProgressRule = field(default_factory=ProgressRule)
-    """When a series gets better."""
+    """When a series improves."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
 
     def find(self, signals: Sequence[Signal]) -> Signal | None:
-        """Return the series that a run is judged by where neither it nor any other got better.
+        """Return the series by which a run is judged if neither it nor any other improved.
 
-        An agent is judged by its reward, and by rules of its own: its losses say nothing.
+        An agent is judged by its reward, under separate rules: its losses say nothing.
         """
         like = [s for s in of_kind(signals, *LOSS_LIKE) if s.layer is None and np.isfinite(s.values[-1:]).all()]
         if of_kind(signals, "reward", "entropy", "kl", "value_loss"):
@@ -75,9 +75,9 @@ class StandstillRule:
         return None if any(self._gained(signal, halted=halted) for signal in told) else long[0]
 
     def halted(self, signals: Sequence[Signal]) -> Signal | None:
-        """Return a learning rate that is 0, or is printed as 0 with digits enough, in most rows; no other may be more.
+        """Return a learning rate that is 0, or printed as 0 with enough digits, in most rows; no other may be more.
 
-        What stands still beside it does so for that reason, in an excerpt too.
+        It explains why nothing else moves, even in an excerpt.
         """
         rates = of_kind(signals, "lr")
         zero = all(float(np.mean(rate.values == 0.0)) >= self.halted_share for rate in rates)
@@ -85,10 +85,10 @@ class StandstillRule:
         return rates[0] if zero and fine else None
 
     def frozen(self, signals: Sequence[Signal]) -> tuple[Signal, int] | None:
-        """Return a loss whose batches differed, and that is the same to the last digit from a point to the end.
+        """Return a loss whose batches differed and that is identical to the last digit from some point to the end.
 
-        Nothing is learnt, and nothing measured, from there on. One that comes down to its lowest smoothly has
-        converged, and may be of the whole data at each step.
+        From there on nothing is learnt or measured. A loss that falls smoothly to its minimum has converged, and may be
+        measured on all data at each step.
         """
         for signal in main_losses(signals):
             values = signal.values[np.isfinite(signal.values)]
@@ -108,7 +108,7 @@ class StandstillRule:
         return None
 
     def _gained(self, signal: Signal, *, halted: bool) -> bool:
-        """Return whether a series got better, beyond chance or by more than ``least_gain`` for whatever reason."""
+        """Return whether a series improved, beyond chance or by more than ``least_gain``."""
         values = badness(signal)
         third = max(1, len(values) // 3)
         gain = float(np.median(values[:third]) - np.median(values[-third:]))
@@ -116,7 +116,7 @@ class StandstillRule:
         return better or gain > self.least_gain * abs(float(np.median(values[:third])))
 
     def _is_good(self, signal: Signal) -> bool:
-        """Return whether a series is where there is little left to gain."""
+        """Return whether a series leaves little to gain."""
         values = signal.values[np.isfinite(signal.values)]
         if signal.kind == "metric" and signal.metadata.get("higher_is_better") and len(values):
             return self.good <= float(np.median(self.select.as_share(values)[-3:])) <= 1.0

@@ -1,4 +1,4 @@
-"""What the first logged step shows: weights, activations and losses that begin on the wrong scale."""
+"""Weights, activations and losses that begin on the wrong scale, seen at the first logged step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.debug.types import Signal
 
 __all__ = ["StartRule", "WildStart"]
 
-# Rows that are looked up and never summed over: unit spread is their usual start.
+# Embedding rows are looked up and never summed over: a standard deviation of one is usual.
 _LOOKED_UP = re.compile(r"emb|wte|wpe|position|token|lookup|shared", re.IGNORECASE)
 _RECURRENT = re.compile(r"weight_hh|recurrent_kernel", re.IGNORECASE)
 _OUTPUT = re.compile(r"head|logit|output|classifier|lm_head", re.IGNORECASE)
@@ -22,7 +22,7 @@ _OUTPUT = re.compile(r"head|logit|output|classifier|lm_head", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class WildStart:
-    """The layer that gives a wild start away, what was seen there, and the number."""
+    """The layer that shows a bad start, what was seen there, and the number."""
 
     signal: Signal
     layer: str
@@ -35,28 +35,29 @@ class StartRule:
     """When a forward pass is out of range from the first step: inputs or weights on the wrong scale."""
 
     activation: float = 30.0
-    """The spread of activations no sane start has: about one is usual."""
+    """Minimum standard deviation of activations that no sane start has: about one is usual."""
     output_share: float = 0.4
-    """The share of that for the outputs, which pass nothing on that could shrink again."""
+    """The fraction of that for the outputs, which no later layer can shrink."""
     largest_gain: float = 3.0
-    """Every usual initialisation has a gain between 0.6 and 1.4; trained weights stay below three."""
+    """Maximum gain: every usual initialisation has a gain between 0.6 and 1.4, and trained weights stay below three."""
     smallest_gain: float = 0.02
-    """Weights of next to nothing pass nothing on; zero is meant only where a branch starts out switched off."""
+    """Minimum gain: almost zero weights pass nothing on; zero is intended only for a branch that starts switched
+    off."""
     layers_share: float = 0.5
-    """The share of the weight matrices that must be off: one odd layer may be meant."""
+    """Minimum fraction of the weight matrices that must be off: one odd layer may be intended."""
     largest_recurrent_gain: float = 1.5
-    """A recurrent matrix is applied once per time step: beyond one, what it carries grows with the sequence."""
+    """A recurrent matrix is applied once per time step: with a gain above one its signal grows with the sequence."""
     hot_loss: float = 3.0
-    """How many times the level of its second tenth a loss begins at when its start was out of range."""
+    """Minimum ratio of the start of a loss to the level of its second tenth for a start out of range."""
     first_points: int = 5
     """The first steps are at most this many points, and at most a tenth of the log."""
     minimum_points: int = 16
-    """Fewer losses than this have no second tenth."""
+    """Minimum number of losses for a second tenth."""
     select: SelectRule = field(default_factory=SelectRule)
-    """Which of a run's series a question is about."""
+    """Which of a run's series are used."""
 
     def find(self, signals: Sequence[Signal]) -> WildStart | None:
-        """Return the layer that is out of range at the first step, by its activations or its weights."""
+        """Return the layer that is out of range at the first step, by its activations or weights."""
         return self._wide_activations(self.early_spreads(signals)) or self._large_weights(signals)
 
     def early_spreads(self, signals: Sequence[Signal]) -> dict[str, tuple[float, Signal]]:
@@ -69,7 +70,7 @@ class StartRule:
         return found
 
     def first_gains(self, signals: Sequence[Signal]) -> dict[str, tuple[float, Signal]]:
-        """Return the gain of every weight matrix at the first logged step, where the log has the run's beginning."""
+        """Return the gain of every weight matrix at the first logged step, if the log includes the run's beginning."""
         return {
             signal.layer: (float(signal.values[0]), signal)
             for signal in of_kind(signals, "weight_gain")
@@ -80,13 +81,13 @@ class StartRule:
         }
 
     def recurrent_gain(self, signals: Sequence[Signal]) -> float:
-        """Return the largest gain of a recurrent matrix at the first logged step, 0 where none was logged."""
+        """Return the largest gain of a recurrent matrix at the first logged step, or 0 if none was logged."""
         return max(
             (gain for layer, (gain, _) in self.first_gains(signals).items() if _RECURRENT.search(layer)), default=0.0
         )
 
     def is_off_scale(self, gains: Sequence[float]) -> bool:
-        """Return whether most weight matrices are on another scale than any usual initialisation's."""
+        """Return whether most weight matrices are on a different scale from any usual initialisation."""
         odd = [gain for gain in gains if gain > self.largest_gain or gain < self.smallest_gain]
         return len(odd) >= max(2.0, self.layers_share * len(gains))
 

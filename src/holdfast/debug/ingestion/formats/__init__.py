@@ -1,1 +1,1 @@
-"""One module a log format."""
+"""One module per log format."""

@@ -1,8 +1,8 @@
-"""Rows of bare numbers: no header, no names. ``np.savetxt``, a list written line by line, ``print(epoch, loss)``.
+"""Rows of bare numbers without header or names: ``np.savetxt``, a list written line by line, ``print(epoch, loss)``.
 
-A column that counts is the step; before one that restarts repeatedly comes the epoch. What the other columns are
-only the file's name can say: in ``loss.txt`` the first of them is the loss. In a file that is merely called a
-training log it is taken for one where it falls, or is NaN. A row in brackets may span several lines.
+A column that counts is the step; a column before a counter that restarts repeatedly is the epoch. Only the file's name
+can say what the other columns are: in ``loss.txt`` the first of them is the loss. In a file that is merely called a
+training log it is taken to be a loss if it falls or is NaN. A row in brackets may span several lines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOGGER = re.compile(r"^(?:INFO|DEBUG|WARNING):[\w.]{0,60}:")
 # The time before a row: "2021-03-04 12:00:01,123	7	0.52", "[2021/03/04 12:00:01] 7 0.52".
 _STAMP = re.compile(r"^\s*\[?\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?\]?[\s,;|:-]{1,4}(?=[-+.\dnNiI])")
 _SETTING = re.compile(r"(?:^|(?<=[_ -]))[A-Za-z]\w{0,20}=[\w.+]{1,20}?(?=[_ -]|$)")
-# A name with settings right behind it: ``lossfc300fc60batch5``.
+# A name directly followed by settings: ``lossfc300fc60batch5``.
 _RUN_TOGETHER = re.compile(r"^((?:train|val|valid|test)?_?loss)(?!y|less|es)(?=[a-z]{0,8}\d)", re.IGNORECASE)
 _TIME = re.compile(r"datetime\.datetime\([\d, ]{1,60}\)")
 # A counter with its name, or joined to its value: "epoch1 0.25", "epoch 0:1655.6", "1_1.8458".
@@ -45,7 +45,10 @@ _DECIMAL_COMMAS = re.compile(r"^[\s;]*(?:[-+]?\d+(?:,\d+)?(?:[eE][-+]?\d+)?\s*(?
 _UNIT = re.compile(r"(?<=\d)(?:s|ms|sec|%)(?=[,;\s]|$)")
 _BRACKETS = str.maketrans("[](){}\"'", " " * 8)
 _APART = re.compile(r"[,;\s]+")
-_TRAINING = frozenset(("train", "training", "log", "logs", "history", "progress", "metrics", "output", "learning"))
+_TRAINING = frozenset(
+    ("train", "training", "log", "logs", "trainlog", "traininglog", "history", "progress", "metrics", "output",
+     "learning")
+)  # fmt: skip
 
 Floats = NDArray[np.float64]
 
@@ -59,7 +62,7 @@ class BareNumbersFormat(LogFormat):
         return "bare-numbers"
 
     def sniff(self, file: LogFile) -> float:
-        """Nothing but rows of numbers, in a file whose name says what they are, or with a counter before them."""
+        """Recognise rows of numbers alone, in a file whose name says what they are, or with a counter before them."""
         if not file.is_text:
             return 0.0
         rule = file.limits.table
@@ -70,14 +73,16 @@ class BareNumbersFormat(LogFormat):
         if len(rows) == 1:
             return 0.6 if _named(file) and len(rows[0]) >= rule.bare_rows else 0.0
         width, most = Counter(map(len, rows)).most_common(1)[0]
-        if _named(file) and width >= rule.matrix_width and most >= len(rows) - 1:  # The sample may cut the last one.
+        if _named(file) and width >= rule.matrix_width and most >= len(rows) - 1:  # the sample may cut the last one
+            return 0.6
+        if _named(file) and _are_lists(rows, rule):
             return 0.6
         least = rule.bare_rows_named if _named(file) else rule.bare_rows
         if len(rows) < least or width > rule.bare_columns or most < rule.width_share * len(rows):
             return 0.0
         names = lines[0].split(",")
         if width > 1 and len(names) == width and all(name.strip() and not _row(name) for name in names):
-            return 0.0  # A line of as many names: a table with a header.
+            return 0.0  # A line with as many names: a table with a header.
         if _named(file) or _is_training(file):
             return 0.6 if _named(file) else 0.5
         first = np.array([row[0] for row in rows if len(row) == width])
@@ -96,7 +101,7 @@ class BareNumbersFormat(LogFormat):
         # A learning rate that never changes may come before the loss.
         first = next((n for n, column in enumerate(values) if float(np.ptp(column.values)) != 0.0), 0)
         names[first] = _name_of(file, values[first]) if sure else ""
-        # Of more columns than can be distinguished any may be what the file's name says.
+        # With more columns than can be told apart, any of them may be what the file's name says.
         guess = meaning_of(_title(file)) if _named(file) and not sure else None
         named = [
             Column(name or f"column {number}", column.values, column.rows)
@@ -115,9 +120,9 @@ class BareNumbersFormat(LogFormat):
 
 
 def _columns(file: LogFile) -> tuple[list[Column], int, bool]:
-    """Return the columns of the file, the number of its rows, and whether it is a matrix.
+    """Return the columns of the file, the number of rows, and whether it is a matrix.
 
-    A single row is one column, and so are the rows of a matrix, one after the other.
+    A single row is one column, and so are the rows of a matrix, or lists of different lengths, one after the other.
     """
     cells: list[array[float]] = []
     places: list[array[int]] = []
@@ -125,13 +130,14 @@ def _columns(file: LogFile) -> tuple[list[Column], int, bool]:
     single: array[float] = array("d")
     rule = file.limits.table
     width = 0
+    lists = _named(file) and _are_lists(list(filter(None, map(_row, joined_rows(file.sample_lines)))), rule)
     for line in joined_rows(file.lines(longest=file.limits.structured_line_characters)):
         row = _row(line)
         if not row:
             continue
         if count == 0:
             width = len(row)
-        if count == 0 or (width >= rule.matrix_width and len(row) == width):
+        if count == 0 or lists or (width >= rule.matrix_width and len(row) == width):
             single.extend(row)
         for number, value in enumerate(row[: rule.bare_columns]):
             if number == len(cells):
@@ -142,7 +148,7 @@ def _columns(file: LogFile) -> tuple[list[Column], int, bool]:
         count += 1
         if count >= file.limits.rows:
             break
-    matrix = count > 1 and width >= rule.matrix_width and _named(file)
+    matrix = count > 1 and (lists or (width >= rule.matrix_width and _named(file)))
     if count == 1 or matrix:
         return [Column("", np.array(single))], len(single), matrix
     return (
@@ -156,7 +162,7 @@ def _columns(file: LogFile) -> tuple[list[Column], int, bool]:
 
 
 def _row(line: str) -> list[float]:
-    """Return the numbers of a line that holds nothing else."""
+    """Return the numbers of a line that contains nothing else."""
     if ";" in line and "," in line and _DECIMAL_COMMAS.match(line):
         line = line.replace(",", ".")
     if "ensor(" in line or ".float" in line:
@@ -167,19 +173,25 @@ def _row(line: str) -> list[float]:
     return [float(cell) for cell in cells] if all(map(_NUMBER.fullmatch, cells)) else []
 
 
+def _are_lists(rows: list[list[float]], rule: TableRule) -> bool:
+    """Return whether the rows are lists of different lengths, most of them longer than a row of a table."""
+    widths = [len(row) for row in rows]
+    return len(set(widths)) > 1 and float(np.median(widths)) > rule.bare_columns
+
+
 def _is_sum(columns: list[Column], rule: TableRule) -> bool:
     """Return whether the first column is the sum of those that follow it, as a total is of its parts."""
     if not 2 < len(columns) <= rule.bare_columns or any(column.rows is not None for column in columns):
         return False
     total = columns[0].values
     sums = np.cumsum([column.values for column in columns[1:]], axis=0)[1:]
-    # Two parts or more; after them may come their own parts, or what is only logged.
+    # At least two parts; their own parts, or unrelated series, may follow them.
     near = np.abs(total - sums) <= rule.sum_tolerance * np.abs(total)
     return float(near.mean(axis=1).max()) >= rule.bare_share
 
 
 def _counts(values: Floats, rule: TableRule) -> bool:
-    """Return whether a column counts: whole numbers that go up by the same stride, but where they begin again."""
+    """Return whether a column counts: whole numbers that increase by the same stride, apart from restarts."""
     if (
         len(values) < rule.bare_rows
         or not np.all(np.isfinite(values))
@@ -200,8 +212,10 @@ def _counts_in_pairs(columns: list[Column], rule: TableRule) -> bool:
         return False
     turns = np.diff(epochs)
     again = turns == 1
-    if not again.any() or not np.all((turns == 0) | again):
+    if not np.all((turns == 0) | again):
         return False
+    if not again.any():  # A log of its first epoch, or of several starts that did not get beyond it.
+        return _counts(batches, rule)
     inside = np.diff(batches)[~again]
     stride = float(np.median(inside)) if len(inside) else 0.0
     counts = stride > 0 and float(np.mean(inside == stride)) >= rule.counting_share
@@ -209,7 +223,7 @@ def _counts_in_pairs(columns: list[Column], rule: TableRule) -> bool:
 
 
 def _title(file: LogFile) -> str:
-    """Return the file's name without its ending and the settings in it: ``lr=0.01_train_loss`` holds losses."""
+    """Return the file's name without its extension and settings: ``lr=0.01_train_loss`` contains losses."""
     together = _RUN_TOGETHER.match(file.path.stem)
     return together[1] if together else _SETTING.sub("", file.path.stem).strip("_- ") or file.path.stem
 
@@ -223,14 +237,14 @@ def _is_training(file: LogFile) -> bool:
 
 
 def _name_of(file: LogFile, first: Column) -> str:
-    """Return the name of the first column that does not count; empty where nothing says what it is."""
+    """Return the name of the first column that does not count; empty if nothing says what it is."""
     if _named(file):
         return _title(file)
     return "loss" if _is_training(file) and _falls(first.values, file.limits.table) else ""
 
 
 def _falls(values: Floats, rule: TableRule) -> bool:
-    """Return whether the numbers end clearly below where they began, as a loss does, or are lost in between."""
+    """Return whether the numbers end clearly below their start, as a loss does, or become NaN in between."""
     finite = values[np.isfinite(values)]
     if len(finite) < rule.bare_rows or float(finite.min()) < 0.0:
         return False

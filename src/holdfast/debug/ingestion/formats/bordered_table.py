@@ -1,6 +1,6 @@
-"""Tables drawn with bars and dashes, one per step: Stable-Baselines3 and what was modelled on it.
+"""Tables drawn with bars and dashes, one per step: Stable-Baselines3 and libraries modelled on it.
 
-A row is ``|    name | value |``; a row without a value opens a section whose name prefixes those below it.
+A row is ``|    name | value |``; a row without a value starts a section whose name prefixes those below it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.debug.ingestion.text_format import LineReader, TextFormat
 __all__ = ["BorderedTableFormat"]
 
 _ROW = re.compile(r"^\|\s{1,60}([A-Za-z_][\w/ ().\-]*?)\s*\|\s*(\S*)\s*\|$")
-_WIDEST = 400
+_MAX_WIDTH = 400
 _BORDER = re.compile(r"^[-=+]{10,}$")
 
 
@@ -32,7 +32,7 @@ class _Reader(LineReader):
         if _BORDER.match(text):
             self.close()
             return False
-        match = _ROW.match(text) if text.startswith("|") and len(text) <= _WIDEST else None
+        match = _ROW.match(text) if text.startswith("|") and len(text) <= _MAX_WIDTH else None
         if match is None:
             return False
         name, value = match.groups()
@@ -74,7 +74,7 @@ class BorderedTableFormat(TextFormat):
     def score(self, hits: int, lines: int) -> float:
         """Score a log higher if it consists mostly of rows between bars, or prints its settings.
 
-        Documents have some too.
+        Documents contain such rows too.
         """
         if hits < self.limits.table.bordered_rows:
             return 0.0

@@ -1,6 +1,6 @@
 r"""CatBoost's console: ``10:\tlearn: 0.5432\ttest: 0.5511\tbest: 0.5511 (10)\ttotal: 1.2s\tremaining: 11s``.
 
-``learn`` and ``test`` are the loss that was chosen, or a metric; one that falls is taken for the loss.
+``learn`` and ``test`` are the chosen loss or a metric; one that falls is taken to be the loss.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tables printed to a console: a line of names, then lines of as many numbers. Ultralytics, spaCy, Markdown.
 
-The header may come again before every row, a row may end in a progress bar that is drawn over and over, and a name may
-be of several words; columns are then set apart by two spaces or a bar.
+The header may be repeated before every row, a row may end in a progress bar that is redrawn, and a name may have
+several words; columns are then separated by two spaces or a bar.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _APART = re.compile(r"\s{2,}|\t")
 _CELL = re.compile(r"^([-+]?[\d.,]+(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))(?:/\d+|[kKMGTB%]i?B?|m?s)?:?$", re.IGNORECASE)
 _TIME = re.compile(r"^\d{1,3}:\d\d(?::\d\d)?(?:\.\d+)?$")
 _BLANK = frozenset(("", "-", "--", "n/a", "na", "none"))
-_MOST_COLUMNS = 64
+_MAX_COLUMNS = 64
 
 
 class _Reader(LineReader):
@@ -51,7 +51,7 @@ class _Reader(LineReader):
             names = _header("|".join(both), self.rows.limits.table) if len(self._above) == len(cells) else None
             self._above = cells
         if names is not None:
-            if self._rows_read > 1:  # Not a header that comes again before every row: another table.
+            if self._rows_read > 1:  # Not a repeated header: another table.
                 self._rows_read = 0
             self._names, self._above, self._counted = names, [], any(map(_is_counter, names))
         return False
@@ -81,7 +81,7 @@ class _Reader(LineReader):
         place = epoch if step is None else step
         if self._row is not None and self._row[0] != place:
             self.close()
-        self._row = (place, epoch, fields)  # Of a bar drawn over and over the last state counts.
+        self._row = (place, epoch, fields)  # Of a redrawn progress bar the last state counts.
         self.step = place
         return True
 
@@ -95,7 +95,7 @@ class _Reader(LineReader):
 def _header(line: str, rule: TableRule) -> list[str] | None:
     """Return the names on a line that consists of names.
 
-    Of a counter and a known metric, or of several known metrics.
+    They are a counter and a known metric, or several known metrics.
     """
     text = _UNIT.sub("", line.strip())
     if "|" in text:
@@ -103,7 +103,7 @@ def _header(line: str, rule: TableRule) -> list[str] | None:
     else:
         candidates = [_APART.split(text), text.split()]
     for names in candidates:
-        if not 2 <= len(names) <= _MOST_COLUMNS or not all(_NAME.match(name) for name in names):
+        if not 2 <= len(names) <= _MAX_COLUMNS or not all(_NAME.match(name) for name in names):
             continue
         known = sum(meaning_of(name).kind in TELLING for name in names)
         if any(map(_is_counter, names)) and any(meaning_of(name).kind for name in names):
@@ -118,12 +118,14 @@ def _is_counter(name: str) -> bool:
 
 
 def _cells(line: str, count: int) -> list[str] | None:
-    """Return the first ``count`` cells of a row of numbers; None where the line is something else."""
+    """Return the first ``count`` cells of a row of numbers, or None if the line is something else."""
     text = line.strip()
-    if text.startswith("|"):
+    if "|" in text and (text.startswith("|") or text.count("|") == count - 1):
         cells = [part.strip() for part in text.strip("|").split("|")]
         if len(cells) != count:
             return None
+        if cells[-1]:
+            cells[-1] = cells[-1].split(None, 1)[0]  # Text after the last number is a remark: "← best".
     else:
         cells = text.split(None, count)[:count]
     if len(cells) < count or not all(
@@ -148,5 +150,5 @@ class ColumnTableFormat(TextFormat):
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """Return a few rows under a header; a file that is nothing but a table is CSV's."""
+        """Score a few rows under a header; a file that is only a table is left to CSV."""
         return 0.0 if hits < 2 else min(0.75, 0.55 + 0.05 * hits)

@@ -1,6 +1,7 @@
-"""CSV, TSV and their like: Lightning's ``metrics.csv``, Keras' CSVLogger, exports from W&B and TensorBoard, any other.
+"""CSV, TSV and similar: Lightning's ``metrics.csv``, Keras' CSVLogger, exports from W&B and TensorBoard, any other.
 
-Read with pyarrow, block by block; a file pyarrow refuses (ragged rows, mixed types) is read by the standard library.
+Read with pyarrow, block by block; a file that pyarrow rejects (ragged rows, mixed types) is read with the standard
+library.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = ["CsvFormat"]
 _NULLS = sorted({form for word in PLACEHOLDERS for form in (word, word.upper(), word.capitalize())} | {"N/A", "None"})
 _DELIMITERS = (",", "\t", ";", "|")
 _SPACES = "spaces"
-_MOST_COLUMNS = 20_000
+_MAX_COLUMNS = 20_000
 _WHOLE = 1 << 30
 _WORD = re.compile(r"^[A-Za-z_#][\w/.\-#%]*$")
 _DECIMAL_COMMA = re.compile(r"^[-+]?\d+,\d+(?:[eE][-+]?\d+)?$")
@@ -41,7 +42,7 @@ _PAIR = re.compile(r"[:=]\s*[-+]?\d[\d.eE+\-]*\s*%?$")  # "loss: 2.5" is a line 
 
 
 class CsvFormat(LogFormat):
-    """Tables with a header row and one row a step."""
+    """Tables with a header row and one row per step."""
 
     @property
     def name(self) -> str:
@@ -49,7 +50,7 @@ class CsvFormat(LogFormat):
         return "csv"
 
     def sniff(self, file: LogFile) -> float:
-        """Return a header of words over rows with the same number of fields, most of them numbers."""
+        """Recognise a header of words over rows with the same number of fields, most of them numbers."""
         if not file.is_text:
             return 0.0
         found = _header(file)
@@ -92,7 +93,7 @@ class CsvFormat(LogFormat):
         _, delimiter, skip = found
         try:
             if delimiter == _SPACES or not _plain_rows(file, delimiter, skip, len(found[0])):
-                raise pa.ArrowInvalid("rows that only a line-by-line reading understands")
+                raise pa.ArrowInvalid("rows that can only be read line by line")
             builder = columns_from_batches(self._batches(file, delimiter, skip), file.limits)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
             reading = _CsvReading(file, *found)
@@ -103,7 +104,7 @@ class CsvFormat(LogFormat):
 
     def _batches(self, file: LogFile, delimiter: str, skip: int) -> Iterator[pa.RecordBatch]:
         source: Any = str(file.path) if not file.compressed else io.BytesIO(file.read_bytes())
-        # At once, on all cores, where it fits; as a stream, on one, where it might not.
+        # In one go, on all cores, if it fits in memory; otherwise as a stream on one core.
         whole = file.size <= _WHOLE
         open_table = arrow_csv.read_csv if whole else arrow_csv.open_csv
         table = open_table(
@@ -138,7 +139,7 @@ class _CsvReading(LineReading):
             return
         row = _cells(line, self._delimiter)
         if row == self._header or line.lstrip().startswith("#"):
-            return  # The header again, where a restarted run appended to the same file.
+            return  # The header again: a restarted run appended to the same file.
         if self._comma:
             row = [cell.replace(",", ".") if _DECIMAL_COMMA.match(cell) else cell for cell in row]
         self._builder.add_row({name: cell for name, cell in zip(self._header, row, strict=False) if cell})
@@ -147,7 +148,7 @@ class _CsvReading(LineReading):
         return thin(self._builder, most)
 
     def so_far(self) -> RunLog:
-        return self.close()  # Nothing is held back, and nothing is used up.
+        return self.close()  # Nothing is buffered and nothing is consumed.
 
     def close(self) -> RunLog:
         columns, labels = self._builder.finish()
@@ -162,18 +163,18 @@ class _CsvReading(LineReading):
 
 
 def _fits(row: list[str], count: int) -> bool:
-    """Return whether a row has the header's cells; a separator at its end makes one more, empty."""
+    """Return whether a row has as many cells as the header; a trailing separator adds an empty one."""
     return len(row) == count or (len(row) == count + 1 and not row[-1])
 
 
 def _plain_rows(file: LogFile, delimiter: str, skip: int, count: int) -> bool:
-    """Return whether the sample's rows have exactly the header's cells, and no NUL byte."""
+    """Return whether the sample's rows have exactly as many cells as the header, and no NUL byte."""
     lines = [line for line in file.sample_lines[skip + 1 :] if line.strip()][:200]
     return b"\0" not in file.head and not any(len(_cells(line, delimiter)) == count + 1 for line in lines)
 
 
 def _comma_is_decimal(file: LogFile, delimiter: str) -> bool:
-    """Return whether numbers are written 3,14: the comma does not set columns apart, and no number has a point."""
+    """Return whether numbers are written 3,14: the comma does not separate columns, and no number has a point."""
     if delimiter == ",":
         return False
     cells = [cell.strip() for line in file.sample_lines[1:200] for cell in line.split(delimiter)]
@@ -197,9 +198,9 @@ def _is_column(file: LogFile, skip: int) -> bool:
 
 
 def _commented_names(file: LogFile, text: str, skip: int) -> tuple[list[str], str, int] | None:
-    """Return the header that a comment over rows of numbers is: "# step loss lr", as ``np.savetxt`` writes it.
+    """Return the header in a comment over rows of numbers: "# step loss lr", as ``np.savetxt`` writes it.
 
-    Behind the names the run may be described: "# train_loss test_loss; lr 0.001".
+    The names may be followed by a description of the run: "# train_loss test_loss; lr 0.001".
     """
     following = next((line for line in file.sample_lines[skip + 1 :] if line.strip()), "").strip()
     delimiter = max(_DELIMITERS, key=following.count)
@@ -212,7 +213,7 @@ def _commented_names(file: LogFile, text: str, skip: int) -> tuple[list[str], st
 
 
 def _comes_again(file: LogFile, names: list[str], delimiter: str, skip: int) -> bool:
-    """Return whether the words of this line are in the same cells of the next, as those of a row do."""
+    """Return whether the words of this line are in the same cells of the next, as in a row of values."""
     following = next((line for line in file.sample_lines[skip + 1 :] if line.strip()), "")
     cells = _cells(following.strip(), delimiter)
     words = [place for place, name in enumerate(names) if name and number_of(name) is None]
@@ -223,10 +224,17 @@ def _is_table(file: LogFile) -> bool:
     return file.name.lower().endswith((".csv", ".tsv", ".csv.gz"))
 
 
-def _sure_names(line: str, wide: int) -> list[str] | None:
-    """Return the names of a line that is a header whatever is above it: words between tabs, a counter among them.
+def _is_title(file: LogFile, skip: int) -> bool:
+    """Return whether a single word is above a header, as when a spreadsheet writes the name of its sheet."""
+    below = [line for line in file.sample_lines[skip + 1 : skip + 4] if line.strip()][:2]
+    counts = [[line.count(delimiter) for delimiter in _DELIMITERS] for line in below]
+    return len(counts) == 2 and counts[0] == counts[1] and any(counts[0])
 
-    Programs write the settings of a run over such a table.
+
+def _sure_names(line: str, wide: int) -> list[str] | None:
+    """Return the names of a line that is a header whatever is above it: words between tabs, including a counter.
+
+    Programs write the settings of a run above such a table.
     """
     names = _cells(line.strip(), "\t")
     words = {plain(name) for name in names}
@@ -265,16 +273,18 @@ def _header(file: LogFile) -> tuple[list[str], str, int] | None:
             return None
         numbers = np.array([number_of(name) is not None for name in names])
         if numbers.any() and _comes_again(file, names, delimiter, skip):
-            return None  # "Loss, 0.52" line by line: the name is no header.
+            return None  # "Loss, 0.52" line by line: the name is not a header.
         # "mAP_0.5:0.95" is a name with a colon; "step: 1, loss: 2.5" is a line of a log.
         pairs = np.array([bool(_PAIR.search(name)) for name in names])
         if (
             pairs.mean() > rule.pair_share
             or (numbers | pairs).mean() > 0.5
-            or len(names) > _MOST_COLUMNS
+            or len(names) > _MAX_COLUMNS
             or not any(names)
             or (len(names) < 2 and meaning_of(names[0]).kind is None)
         ):
+            if len(names) == 1 and _is_table(file) and skip < rule.preamble_lines and _is_title(file, skip):
+                continue
             if (
                 delimiter != _SPACES
                 and skip < rule.preamble_lines

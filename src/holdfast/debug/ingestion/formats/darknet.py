@@ -1,6 +1,6 @@
 """Darknet's console: ``1000: 2.345678, 2.456789 avg loss, 0.001000 rate, 3.12 seconds, 64000 images``.
 
-Between these lines it prints one for each detection layer, which say nothing about the course of training.
+The lines per detection layer between them say nothing about the progress of training.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Reader(LineReader):
 
 
 class DarknetFormat(TextFormat):
-    """YOLO by Darknet and its forks."""
+    """YOLO as trained by Darknet and its forks."""
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
-"""The console of DARTS and the many searches for architectures made from it: ``train 050 6.9e+00 1.2 4.5``.
+"""The console of DARTS and the many architecture searches based on it: ``train 050 6.9e+00 1.2 4.5``.
 
-The numbers are the batch, the mean of the loss since the epoch began, and two accuracies; ``valid`` rows likewise. What
-is averaged over an epoch is read at its end: the mean of its first batches is luck.
+The numbers are the batch, the mean of the loss since the epoch began, and two accuracies; ``valid`` rows likewise.
+Averages over an epoch are read at its end: the mean of its first batches is luck.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Reader(LineReader):
             split = "valid " if row.group(1).lower() in _HELD_OUT else ""
             first = to_number(row.group(2)) == 0.0
             if first and not split and self._epoch is None and self._fields:
-                self.close()  # No line says where an epoch begins; the batches do.
+                self.close()  # No line marks the start of an epoch; the batch numbers do.
             self._fields[f"{split}loss"] = to_number(row.group(3))
             self._fields[f"{split}accuracy"] = to_number(row.group(4))
             return True
@@ -57,7 +57,7 @@ class _Reader(LineReader):
 
 
 class DartsFormat(TextFormat):
-    """Searches for architectures, and the training of what they found."""
+    """Architecture searches, and the training of the architectures found."""
 
     @property
     def name(self) -> str:
@@ -69,5 +69,5 @@ class DartsFormat(TextFormat):
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """Return the words are common, the row of bare numbers after them is not."""
+        """Return a low score for the words alone, which are common; the bare numbers after them are not."""
         return 0.0 if hits < 3 else min(0.9, 0.5 + 0.05 * hits)

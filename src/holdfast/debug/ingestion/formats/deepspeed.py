@@ -1,6 +1,6 @@
-"""DeepSpeed: the engine's own lines (steps, timers, skipped steps) and DeepSpeed-Chat's.
+"""DeepSpeed: the engine's lines (steps, timers, skipped steps) and those of DeepSpeed-Chat.
 
-The engine prints no loss of its own; the scripts around it do, in lines this reader also takes.
+The engine prints no loss; the scripts around it do, in lines that this reader also reads.
 """
 
 from __future__ import annotations
@@ -112,5 +112,5 @@ class DeepSpeedFormat(TextFormat):
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """Weigh lines such as ``ppl: 12`` alone as thin evidence; many are needed."""
+        """Treat lines such as ``ppl: 12`` alone as weak evidence; many are needed."""
         return 0.0 if hits < 2 else min(0.93, 0.7 + 0.03 * hits)

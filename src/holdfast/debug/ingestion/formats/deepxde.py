@@ -36,7 +36,7 @@ class _Reader(LineReader):
 
 
 class DeepXdeFormat(TextFormat):
-    """Networks for differential equations."""
+    """Neural networks for differential equations."""
 
     @property
     def name(self) -> str:

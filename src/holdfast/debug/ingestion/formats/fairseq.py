@@ -63,12 +63,12 @@ class _Reader(LineReader):
         if updates is not None:
             self.step = updates
         if _SUBSET.search(line):
-            # Old logs prefix the names of a validation line themselves, new ones do not.
+            # Old logs prefix the names of a validation line themselves; new ones do not.
             fields = {name if "valid" in name else f"valid_{name}": value for name, value in fields.items()}
         elif inner:
             self._has_inner = True
         elif self._has_inner:
-            # Averages over the epoch, printed at its end beside the inner lines: another series.
+            # Averages over the epoch, printed at its end in addition to the inner lines: another series.
             fields = {f"epoch_{name}": value for name, value in fields.items()}
         self.rows.add(self.step, fields, epoch=epoch)
         return True

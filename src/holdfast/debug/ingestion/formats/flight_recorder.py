@@ -1,7 +1,7 @@
-"""NCCL flight-recorder dumps: what each rank's collectives were doing when a job stopped. One file a rank.
+"""NCCL flight-recorder dumps: what each rank's collectives were doing when a job stopped. One file per rank.
 
-PyTorch writes them as pickles of plain containers, or as JSON. The unpickler here resolves no global names at all, so
-a pickle that would call anything is refused before it does.
+PyTorch writes them as pickles of plain containers, or as JSON. The unpickler here resolves no global names, so a pickle
+that would call anything is rejected before it does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["FlightRecorderFormat"]
 
 _STATES = {"scheduled": 0.0, "started": 1.0, "completed": 2.0}
 _RANK = re.compile(r"(\d+)(?:\.(?:json|pkl|pickle|bin))?$")
-_MOST_ENTRIES = 200_000
+_MAX_ENTRIES = 200_000
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -34,7 +34,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"refers to {module}.{name}")
 
     def persistent_load(self, identifier: Any) -> NoReturn:
-        raise pickle.UnpicklingError("refers to an outside object")
+        raise pickle.UnpicklingError("refers to an external object")
 
 
 class FlightRecorderFormat(LogFormat):
@@ -46,7 +46,7 @@ class FlightRecorderFormat(LogFormat):
         return "flight-recorder"
 
     def sniff(self, file: LogFile) -> float:
-        """Return a pickle or a JSON object with the recorder's own keys."""
+        """Recognise a pickle or a JSON object with the recorder's keys."""
         head = file.head
         signs = sum(
             sign in head for sign in (b"pg_config", b"nccl_version", b"collective_seq_id", b"entries", b"pg_status")
@@ -62,7 +62,7 @@ class FlightRecorderFormat(LogFormat):
             raise file.unreadable("is not a flight-recorder dump")
         rank = _rank(file, data)
         groups = _groups(data)
-        entries = [entry for entry in data.get("entries", [])[-_MOST_ENTRIES:] if isinstance(entry, dict)]
+        entries = [entry for entry in data.get("entries", [])[-_MAX_ENTRIES:] if isinstance(entry, dict)]
         events: list[Mapping[str, Any]] = [_entry(entry, rank, groups) for entry in entries]
         events += _statuses(data, entries, rank, groups)
         ranks = {member for group in groups.values() for member in group[1]}
@@ -78,9 +78,10 @@ class FlightRecorderFormat(LogFormat):
             return json.loads(data.decode("utf-8", errors="replace"))
         except (pickle.UnpicklingError, RecursionError) as error:
             raise file.unreadable(
-                f"is a pickle that {error}", hint="a flight-recorder dump holds plain containers only; nothing was run"
+                f"is a pickle that {error}",
+                hint="a flight-recorder dump has only plain containers; nothing was executed",
             ) from error
-        except Exception as error:  # The unpickler raises whatever a damaged stream makes it trip over.
+        except Exception as error:  # A damaged stream can make the unpickler raise anything.
             raise file.unreadable(f"is a damaged dump: {error}") from error
 
 
@@ -92,12 +93,12 @@ def _rank(file: LogFile, data: Mapping[str, Any]) -> int:
 
 
 def _groups(data: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name of a process group -> its description and ranks."""
+    """Return the description and ranks of each process group by name."""
     groups: dict[str, tuple[str, tuple[int, ...]]] = {}
     config = data.get("pg_config")
     for name, entry in config.items() if isinstance(config, dict) else ():
         if isinstance(entry, (list, tuple)):
-            entry = {"ranks": entry}  # Before version 2 a group was its ranks and nothing else.
+            entry = {"ranks": entry}  # Before version 2 a group was only its ranks.
         if not isinstance(entry, dict):
             continue
         ranks = entry.get("ranks", ())
@@ -145,10 +146,10 @@ def _statuses(
     rank: int,
     groups: Mapping[str, tuple[str, tuple[int, ...]]],
 ) -> list[Mapping[str, Any]]:
-    """Return progress in each group, for the ranks without entries too.
+    """Return progress in each group, including ranks without entries.
 
-    ``pg_status`` is keyed by the order in which this rank made its groups, ``pg_config`` by name. Entries tie the two
-    together; where there are none, the names, which count upward as groups are made, are in the same order.
+    ``pg_status`` is keyed by the order in which this rank created its groups, ``pg_config`` by name. Entries link the
+    two; without entries, the names, which are numbered in order of creation, have the same order.
     """
     status = data.get("pg_status")
     if not isinstance(status, dict):

@@ -1,8 +1,8 @@
-"""Flower's server in federated learning: what was measured after each round, and its summary at the end.
+"""Flower's server in federated learning: the results of each round, and the summary at the end.
 
-``fit progress: (2, 2.96, {'accuracy': 0.1}, 292.5)`` is the round, the loss on the server's own data, what else was
-measured there and the time. What the clients measured is in the summary only: ``History (loss, distributed):`` with
-one ``round 1: 2.3`` per line, or ``losses_distributed [(1, 2.3), …]`` in older versions.
+``fit progress: (2, 2.96, {'accuracy': 0.1}, 292.5)`` is the round, the loss on the server's data, other metrics
+measured there, and the time. Metrics measured by the clients are only in the summary: ``History (loss, distributed):``
+with one ``round 1: 2.3`` per line, or ``losses_distributed [(1, 2.3), …]`` in older versions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Reader(LineReader):
         return self._points(line)
 
     def _points(self, line: str) -> bool:
-        """Take the points of a summary; each name begins a series that may go on for many lines."""
+        """Take the points of a summary; each name begins a series that may span many lines."""
         parts = _SERIES.split(line)
         taken = False
         for number, part in enumerate(parts):
@@ -76,7 +76,7 @@ class _Reader(LineReader):
         self._rounds.setdefault(number, {}).setdefault(name, to_number(value))
 
     def close(self) -> None:
-        """Hand on the rounds of a run that has ended."""
+        """Return the rounds of a run that has ended."""
         if self._rounds and len(self.rows):
             self.rows.mark(len(self.rows))
         for number in sorted(self._rounds):

@@ -1,8 +1,8 @@
-r"""Text of no known format: every line with a counter and a named number that means something.
+r"""Text of no known format: every line with a counter and a named number that is recognised.
 
-A line without a counter of its own is where the line before it was, if it is made of named numbers and not of
-prose. The report says how sure that is, and how much of the text was understood. Where no name in the whole text means
-anything, the rows of one shape that comes again and again are read all the same.
+A line without a counter has that of the line before it, if it consists of named numbers and not of prose. The report
+says how certain that is, and how much of the text was understood. If no name in the text is known, rows of one
+recurring shape are read nevertheless.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from holdfast.debug.ingestion.progress_bar import Bar, find_bar
 from holdfast.debug.ingestion.rows import RowCollector, number_of
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.ingestion.text_format import MAX_SAMPLE_ROWS, LineReader, TextFormat
+from holdfast.debug.ingestion.trial_lines import TrialLines, of_trial
+from holdfast.debug.types import LOSS_LIKE
 
 __all__ = ["FreeTextFormat"]
 
 MAX_LINE = 8192
-"""Characters beyond which a line is data, not a line of a log."""
+"""Maximum number of characters of a line; longer ones are data."""
 MIN_SURE = 0.2
-"""How sure it is of rows whose names it does not know."""
+"""Confidence in rows whose names are unknown."""
 MAX_BARS = 4096
-"""Progress bars whose meaning is remembered at a time."""
+"""Maximum number of progress bars whose meaning is remembered."""
 
 _PREFIX = re.compile(
     r"^\s*(?:[IWEF]\d{4} [\d:.]{8,20}\s+\d{1,10} [\w./\-]{1,80}:\d{1,6}\]"
-    r"|\[?\d{4}[-/]\d{2}[-/]\d{2}[T ]?[\d:.,+Z]*\]?|\[?\d{1,3}:\d{2}:\d{2}[.,\d]*\]?"
+    r"|\[?\d{4}[-/]\d{2}[-/]\d{2}[T _]?[\d:.,+Z]*\]?|\[?\d{1,3}:\d{2}:\d{2}[.,\d]*\]?"
     r"|\d{2}/\d{2}/(?:\d{4}|\d{2})(?=[ \x1f]\d{2}:\d{2})"
-    r"|[\w.]{1,60} - (?=(?:INFO|DEBUG|WARNING) - )"  # The name of a logger, as most set-ups print it.
+    r"|[\w.]{1,60} - (?=(?:INFO|DEBUG|WARNING) - )"  # The name of a logger, as most configurations print it.
     r"|\[?(?:INFO|DEBUG|WARNING|I|W)\]?\b|[-|:\s\x1f]|\[[A-Za-z][\w.:\-]*(?::\d+)?\]|root|__main__"
     r"|\([A-Za-z]\w{0,60} pid=\d{1,10}(?:, ip=[\d.]{7,15})?\))+"  # Ray: "(TaskRunner pid=12) step:1 - loss:2.5"
 )
-# A warning that was written into the line, because the row before it had no line break.
+# A warning written into the line because the row before it had no line break.
 _WARNING = re.compile(r"\s?(?:[\w.~:-]{0,40}[/\\])?[\w./\\ -]{0,300}\.py:\d{1,6}: \w{0,40}Warning\b.*$")
 # torchrun and torch's own logger: "[rank3]: …", "[default3]:…", "[trainer3|3]:…"
 _RANK = re.compile(
@@ -49,6 +51,10 @@ _RANK = re.compile(
 )
 _LABEL = re.compile(r"^\s*(\d{1,4}):[\s\x1f]+(?=\S)")  # srun --label: "3: step 12 loss 2.5"
 _HELD_OUT = re.compile(r"[\[(](?:val|valid|validation|eval|evaluation|test|dev)[\])]", re.IGNORECASE)
+# "fit.py - 224 - [dev] loss: 0.5, accuracy: 0.9": before the first pair, with at most a counter between.
+_HELD_OUT_PAIRS = re.compile(
+    r"[\[(](?:val|valid|validation|eval|evaluation|test|dev)[\])][\s\x1f:,;|>-]{0,8}[A-Za-z]", re.IGNORECASE
+)
 _EVALUATION = re.compile(
     r"^\s*(?:(?:test|val|valid|validation|eval|evaluation):?\s*(?:\[|\(|epoch|\d+\s*\[)"
     r"|(?:ttt|test|val|valid|validation|eval|evaluation|infer|inference)[_ ](?:progress|chunk|batch)\b)",
@@ -56,31 +62,32 @@ _EVALUATION = re.compile(
 )
 # "epoch: 3 validation, acc: 0.9, loss: 0.4", the counter taken out.
 _HELD_OUT_ROW = re.compile(
-    r"[\x1f ,:;|-]*(?:val|valid|validation|eval|evaluation|test|dev)(?: set| results?| metrics)?[\x1f ]*[,:;|\x1f-]",
+    r"[\x1f ,:;|-]*(?:val|valid|validation|eval|evaluation|test|dev)(?: set| results?| metrics)?[\x1f ]*"
+    r"(?:[,:;|\x1f-]|\.(?= ))",
     re.IGNORECASE,
 )
-# "Validation:" on a line of its own, above what was measured there.
+# "Validation:" on a separate line, above what was measured there.
 _SECTION = re.compile(
     r"^[\s\[(*=#-]*(train|training|val|valid|validation|eval|evaluation|test|testing|dev)"
     r"(?: set| results?| metrics| phase)?[\s\])*=#-]*:?[\s=*#-]*$",
     re.IGNORECASE,
 )
 _TRAINING_ROW = re.compile(
-    r"[\x1f ,:;|-]*train(?:ing)?(?: set| results?| metrics| epoch)?[\x1f ]*[,:;|-]", re.IGNORECASE
+    r"[\x1f ,:;|-]*train(?:ing)?(?: set| results?| metrics| epoch)?[\x1f ]*(?:[,:;|-]|\.(?= ))", re.IGNORECASE
 )
 _REDUCING = re.compile(rf"reducing learning rate of group \d+ to ({NUMBER})", re.IGNORECASE)
 _TUPLE_SIGNS = re.compile(r"['\"], ?|, ?['\"]")
 _COMMA_PAIR = re.compile(rf"^\s*([A-Za-z][\w ]{{0,40}}?)\s*,(\s*{NUMBER}\s*)$")  # "Loss, 0.52", line by line
-# "fold,0,epoch,3, total loss, 0.52, acc, 0.9": a name and its number in turn, all between commas.
+# "fold,0,epoch,3, total loss, 0.52, acc, 0.9": alternating names and numbers, all between commas.
 _COMMA_PAIRS = re.compile(rf"(?:^|(?<=[,:]))\s*([A-Za-z][\w ]{{0,40}}?)\s*,\s*({NUMBER})(?=\s*(?:,|$))")
 _SPLITS = EVALUATION_WORDS | {"train", "training"}
-_CLIENTS = ("wandb:", "mlflow:", "comet:", "COMET")  # They sum the run up when it has ended.
+_CLIENTS = ("wandb:", "mlflow:", "comet:", "COMET")  # They summarise the run when it has ended.
 _DIGIT_OR_WORD = re.compile(r"\d|\bnan\b|\binf", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class _BarMeaning:
-    """The epoch a progress bar is in, and what its numbers are called."""
+    """The epoch of a progress bar, and the names of its numbers."""
 
     epoch: float | None
     names: tuple[str, ...]
@@ -93,8 +100,10 @@ class _Reader(LineReader):
         self._epoch: float | None = None
         self._finer = False
         self._batched: set[str] = set()
+        self._counted: set[str] = set()
         self._table = PrintedTable()
         self._splits = SplitTable()
+        self._trials = TrialLines()
         self._section = ""
         self._untold: list[tuple[Place, dict[str, float | None]]] = []
         self._bars: dict[tuple[str, ...], _BarMeaning | None] = {}
@@ -105,7 +114,7 @@ class _Reader(LineReader):
         return self._feed(line) if bar is None else not bar.is_bare and self._feed_bar(line, bar)
 
     def _feed_bar(self, line: str, bar: Bar) -> bool:
-        """Take a progress bar. What the first drawing of one means, the others of the same names mean as well."""
+        """Read a progress bar. The meaning of its first drawing also applies to later ones with the same names."""
         numbers = bar.numbers()
         if numbers is None:
             return self._feed(line)
@@ -158,21 +167,21 @@ class _Reader(LineReader):
             return True
         place = find_place(text)
         pairs = find_pairs(place.text, self._spellings)
+        if pairs.telling and self._outcome(text, pairs):
+            return True
         if not pairs.telling:
             self._hold(place, pairs)
             self._remember(place)
             return False
-        if _EVALUATION.match(text) or (prefix and _HELD_OUT.search(prefix.group())):
-            # Its counter runs over the held-out data; the values are where the training was.
+        if _EVALUATION.match(text) or (prefix and _HELD_OUT.search(prefix.group())) or self._opens_held_out(place.text):
+            # Its counter runs over the held-out data; the values belong to the current training step.
             if place.epoch is not None:
                 self._epoch = place.epoch
-            here = (
-                self.step
-                if self.step is not None or self._finer
-                else place.step
-                if place.epoch is None
-                else place.epoch
-            )
+            here = self.step
+            if not self._finer and place.epoch is not None:
+                here = place.epoch
+            elif not self._finer and here is None:
+                here = place.step
             if here is not None:
                 fields = {f"{rank}val {name}": value for name, value in pairs.fields.items()}
                 self.rows.add(here, fields, epoch=self._epoch)
@@ -186,13 +195,21 @@ class _Reader(LineReader):
         if place.step is not None:
             self._batched.update(fields)
         elif place.epoch is not None or _TRAINING_ROW.match(text):
-            # What batches print, again without one: the mean over the epoch, which is another series.
-            fields = {f"epoch {name}" if name in self._batched else name: value for name, value in fields.items()}
+            # The names of a batch line, again without a counter: the mean over the epoch, which is another series. Some
+            # programs call their batches epochs, but not on the line with the mean.
+            others = self._batched if place.epoch is not None else self._batched | self._counted
+            self._counted.update(fields if place.epoch is not None else ())
+            fields = {f"epoch {name}" if name in others else name: value for name, value in fields.items()}
         self._add(place, fields)
         return True
 
+    def _opens_held_out(self, text: str) -> bool:
+        """Return whether a held-out split in brackets precedes all pairs of a line."""
+        found = _HELD_OUT_PAIRS.search(text)
+        return found is not None and not find_pairs(text[: found.start()], self._spellings).fields
+
     def _record(self, line: str) -> bool:
-        """Take a JSON object that nests what it measured: StyleGAN's ``{"results": {"fid50k": 9.6}, "metric": …}``."""
+        """Read a JSON object with nested results: StyleGAN's ``{"results": {"fid50k": 9.6}, "metric": …}``."""
         record = json_object(line)
         nested = (
             {}
@@ -205,15 +222,31 @@ class _Reader(LineReader):
         self._add(Place(None, None, None, ""), fields)
         return True
 
+    def _outcome(self, text: str, pairs: Pairs) -> bool:
+        """Read the result of one trial of a search, which is not a point of a series unless it is an episode."""
+        kinds = {meaning_of(name).kind for name in pairs.fields}
+        if "reward" in kinds or not kinds & {*LOSS_LIKE, "metric"}:
+            return False
+        trial = self._trials.feed(text, with_rate="lr" in kinds)
+        rest = None if trial is None else find_place(trial[1])
+        if trial is None or rest is None or rest.step is not None or rest.epoch is not None:
+            return False
+        own = find_pairs(rest.text, self._spellings)
+        place = Place(trial[0], None, None, rest.text)
+        if not own.telling or not self._counts(place, own):
+            return False
+        self._add(place, {of_trial(name): value for name, value in own.fields.items()})
+        return True
+
     def _hold(self, place: Place, pairs: Pairs) -> None:
-        """Keep a row of unknown names until it is clear whether known ones come."""
+        """Keep a row of unknown names until it is clear whether known ones follow."""
         here = place.step is not None or place.epoch is not None
         wanted = pairs.fields and here and not len(self.rows) and "%|" not in place.text
         if wanted and len(self._untold) < self.rows.limits.rows and self._counts(place, pairs):
             self._untold.append((place, pairs.fields))
 
     def close(self) -> None:
-        """Take the rows of the shape that came most where the text holds no others."""
+        """Use the rows of the most frequent shape if the text contains no others."""
         shapes = Counter(frozenset(fields) for _, fields in self._untold)
         if len(self.rows) or not shapes:
             return
@@ -225,7 +258,7 @@ class _Reader(LineReader):
         self._untold = []
 
     def _remember(self, place: Place) -> None:
-        """Keep the place that a line of its own announces: "Epoch 3/10", "Step 40:"."""
+        """Remember the position announced by a separate line: "Epoch 3/10", "Step 40:"."""
         if place.epoch is not None or place.step is not None:
             self._section = ""
         if len(place.text.strip("\x1f :-=*#.")) > self.rows.limits.text.announcement_characters:
@@ -238,7 +271,7 @@ class _Reader(LineReader):
             self.step = place.epoch
 
     def _counts(self, place: Place, pairs: Pairs) -> bool:
-        """Return whether the line is a row: made of named numbers, and in a place."""
+        """Return whether the line is a row: it consists of named numbers and has a position."""
         size, rule = len(place.text.strip("\x1f ")), self.rows.limits.text
         lost = any(value is not None and not math.isfinite(value) for value in pairs.fields.values())
         if place.step is not None or place.epoch is not None:
@@ -261,19 +294,19 @@ class _Reader(LineReader):
 
 
 def _meaning(bar: Bar, numbers: dict[str, float], place: Place, fields: dict[str, float | None]) -> _BarMeaning | None:
-    """Return what a bar means, by the row that was read from it; None where the row is not what the bar shows."""
+    """Return the meaning of a bar from the row that was read from it, or None if the row is not what the bar shows."""
     if (place.step, place.total) != (bar.done, bar.total) or list(fields.values()) != list(numbers.values()):
         return None
     return _BarMeaning(place.epoch, tuple(fields))
 
 
 def _of_split(prefix: str, name: str) -> str:
-    """Return a name with the split that its line belongs to, unless it names one itself."""
+    """Return a name with the split to which its line belongs, unless it names one itself."""
     return name if not prefix or _SPLITS & set(plain(name).split("_")) else prefix + name
 
 
 def _rank_of(line: str) -> tuple[str, str]:
-    """Return the prefix that names the rank a launcher put before the line, and the line without it."""
+    """Return the prefix with the rank that a launcher put before the line, and the line without it."""
     rank = _RANK.match(line) or _LABEL.match(line)
     if rank is None or (rank.re is _LABEL and find_place(line[rank.end() :]).step is None):
         return "", line
@@ -281,7 +314,7 @@ def _rank_of(line: str) -> tuple[str, str]:
 
 
 def _without_tuple(line: str) -> str:
-    r"""Return what ``print("loss", loss)`` meant: Python 2 prints the tuple.
+    r"""Return the intended output of ``print("loss", loss)``: Python 2 prints the tuple.
 
     >>> _without_tuple("('Loss: ', 0.5, '\\\\t acc', 0.9)")
     'Loss:  0.5 \x1f acc 0.9'
@@ -305,7 +338,7 @@ class FreeTextFormat(TextFormat):
         return _Reader(rows)
 
     def sniff(self, file: LogFile) -> float:
-        """Return how sure it is by names that are known; a little where rows of one shape have unknown ones."""
+        """Return the confidence by known names; a low one if rows of one shape have unknown names."""
         sure = super().sniff(file)
         if sure or not file.is_text:
             return sure
@@ -316,11 +349,11 @@ class FreeTextFormat(TextFormat):
         return MIN_SURE if len(reader.rows) else 0.0
 
     def score(self, hits: int, lines: int) -> float:
-        """Never surer than a format with a grammar of its own."""
+        """Return a score below that of any format with a grammar."""
         return 0.0 if hits == 0 else min(0.5, 0.25 + 0.02 * hits)
 
     def amend(self, log: RunLog, file: LogFile) -> RunLog:
-        """Drop words that came up once, and say how sure the reading is."""
+        """Drop words that occurred once, and report how certain the reading is."""
         if len({signal.replica for signal in log.signals if signal.kind}) == 1:
             log = replace(log, signals=tuple(replace(signal, replica=None) for signal in log.signals))
         least = file.limits.text.points
@@ -329,7 +362,7 @@ class FreeTextFormat(TextFormat):
             s for s in log.signals if len(s.steps) >= least or most < 2 * least or s.kind in ("loss", "eval_loss")
         )
         if not signals and not log.events and log.part is None:
-            raise file.unreadable("holds no named numbers with a step")
+            raise file.unreadable("contains no named numbers with a step")
         sure = min(0.8, 0.4 + 0.1 * min(4, sum(1 for s in signals if s.kind and len(s.steps) >= 5)))
         note = f"no known format: {len(signals)} series were read from name–number pairs (about {sure:.0%} sure)"
         return replace(log, signals=signals, confidence=sure, notes=(*log.notes, note))

@@ -1,7 +1,7 @@
 """Standard output of the Hugging Face Trainer: Python dicts between progress bars.
 
-The dicts hold no step, only the epoch; the progress bar around them does (``| 120/6750 [``). Newer versions print the
-numbers as strings.
+The dicts contain no step, only the epoch; the progress bar around them does (``| 120/6750 [``). Newer versions print
+the numbers as strings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Reader(LineReader):
         bar = _BAR.search(line)
         if bar:
             now, total = float(bar.group(1)), float(bar.group(2))
-            if total >= self._total:  # The evaluation has a bar of its own, with another total.
+            if total >= self._total:  # The evaluation has a separate bar with a different total.
                 self._total, self._bar = total, now
                 self.step = now
         for text in _DICT.findall(line) if "{" in line and "'" in line else ():
@@ -48,7 +48,7 @@ class _Reader(LineReader):
         return found
 
     def close(self) -> None:
-        """Give each dict its step: its rank among the training records, scaled by the bar where there is one."""
+        """Assign a step to each dict: its rank among the training records, scaled by the bar if there is one."""
         training = [number for number, (fields, _, _) in enumerate(self._records) if not _is_evaluation(fields)]
         last_epoch = max((epoch for _, epoch, _ in self._records if epoch is not None), default=None)
         seen = 0

@@ -1,6 +1,6 @@
 """One JSON document: Hugging Face's ``trainer_state.json``, Keras' History, Megatron's golden values, any other.
 
-Whatever it is called, a document is read that holds records, columns, or series keyed by step.
+Any document with records, columns, or series keyed by step is read, whatever its name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _QUOTED = re.compile(r"'([^'\\\n]{0,200})'")
 _WORD = re.compile(r"\b(?:None|True|False|nan|inf)\b")
 _TUPLES = str.maketrans("()", "[]")
 MAX_HEADER_LINES = 4
-"""Lines that may come before a document: a title, a comment."""
+"""Maximum number of lines before a document: a title, a comment."""
 _HF_SETTINGS = ("max_steps", "num_train_epochs", "logging_steps", "train_batch_size", "eval_steps", "save_steps")
 
 
@@ -37,13 +37,13 @@ def load_json(file: LogFile) -> Any:
     """Return the document, with NaN and Infinity as numbers.
 
     Raises:
-        UnreadableLogError: it is no JSON, or nested too deeply, or too large.
+        UnreadableLogError: it is not JSON, nested too deeply, or too large.
     """
     return _load(file)[0]
 
 
 def _load(file: LogFile) -> tuple[Any, bool]:
-    """Return the document, and whether it is cut short: what is whole of it is read all the same."""
+    """Return the document, and whether it is truncated: its complete part is read nevertheless."""
     try:
         text = file.read_text().lstrip("\0")
         text = text[_opening_line(text) or 0 :]
@@ -63,7 +63,7 @@ def _load(file: LogFile) -> tuple[Any, bool]:
 
 
 def _from_python(text: str) -> str:
-    """Return what Python prints of a dictionary as JSON: a history that a script wrote with ``str``.
+    """Convert a printed Python dictionary to JSON: a history that a script wrote with ``str``.
 
     >>> _from_python("{'loss': [np.float32(0.5), nan], 'acc': array([0.1, 0.2]), 'best': None}")
     '{"loss": [0.5, NaN], "acc": [0.1, 0.2], "best": null}'
@@ -80,7 +80,7 @@ def _from_python(text: str) -> str:
 
 
 def _whole_part(text: str) -> str | None:
-    """Return a document that ends before it is closed, up to its last whole element; None for any other.
+    """Return a truncated document up to its last complete element, or None for any other.
 
     >>> _whole_part('{"loss": [0.5, 0.4, 0.')
     '{"loss": [0.5, 0.4]}'
@@ -108,12 +108,12 @@ def _opening_line(text: str) -> int | None:
             return offset
         offset += len(line) + 1
         if line.lstrip()[:1] in ("{", "["):
-            return None  # It opens like JSON and is something else.
+            return None  # It starts like JSON but is something else.
     return None
 
 
 def _unwrapped(data: Any) -> Any:
-    """Return a list without the lists of one that each of its elements is in."""
+    """Return a list without the single-element lists around its elements."""
     if isinstance(data, list) and data and all(isinstance(row, list) and len(row) == 1 for row in data):
         return [row[0] for row in data]
     return data
@@ -128,7 +128,7 @@ class JsonDocumentFormat(LogFormat):
         return "json"
 
     def sniff(self, file: LogFile) -> float:
-        """Return whether it starts like a JSON document, and continues past its first line or is one line only."""
+        """Return whether it starts like a JSON document, and continues past its first line or has only one."""
         if not file.is_text:
             return 0.0
         text = file.head_text[:4096]
@@ -144,7 +144,7 @@ class JsonDocumentFormat(LogFormat):
         """Read the document."""
         data, cut = _load(file)
         data = _unwrapped(data)
-        notes = ("the document is cut short; what is whole of it was read",) if cut else ()
+        notes = ("the document is truncated; its complete part was read",) if cut else ()
         if isinstance(data, dict) and isinstance(data.get("log_history"), list):
             return self._trainer_state(file, data, notes)
         stem = file.path.stem.split("tag-")[-1]
@@ -159,7 +159,7 @@ class JsonDocumentFormat(LogFormat):
         return log_of_readings(log, reading)
 
     def _trainer_state(self, file: LogFile, data: dict[str, Any], notes: tuple[str, ...]) -> RunLog:
-        # The last record sums the run up under names (train_loss, …) that look like points of series.
+        # The last record summarises the run under names (train_loss, …) that look like points of series.
         records = [row for row in data["log_history"] if isinstance(row, dict) and "train_runtime" not in row]
         reading = read_structure(records, file.limits)
         if not reading.signals:

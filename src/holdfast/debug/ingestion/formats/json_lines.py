@@ -1,7 +1,7 @@
-"""JSON lines: LLaMA-Factory's ``trainer_log.jsonl``, mmengine's ``scalars.json``, holdfast's own run log, any other.
+"""JSON lines: LLaMA-Factory's ``trainer_log.jsonl``, mmengine's ``scalars.json``, holdfast's run log, any other.
 
-A large file is read in blocks (:mod:`holdfast.debug.ingestion.json_blocks`); a small one, and one that is too irregular
-for that, line by line. Numbers that a script printed into its JSON by hand (``nan``, ``1.``, ``+0.5``) are understood.
+A large file is read in blocks (``holdfast.debug.ingestion.json_blocks``); a small or irregular one line by line.
+Non-standard numbers that scripts print into their JSON (``nan``, ``1.``, ``+0.5``) are accepted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _QUICK_FROM = 1 << 20
 
 
 class JsonLinesFormat(LogFormat):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class JsonLinesFormat(LogFormat):
         return _JsonReading(file)
 
     def read(self, file: LogFile) -> RunLog:
-        """Read every line that is an object; others are counted and said."""
+        """Read every line that is an object; others are counted and reported."""
         own = b'"holdfast"' in file.head[:200]
         builder = read_blocks(file) if file.size >= _QUICK_FROM and not own and not file.compressed else None
         if builder is not None:
@@ -70,7 +70,7 @@ class JsonLinesFormat(LogFormat):
 
 
 class _JsonReading(LineReading):
-    """Records, and the few lines among them that are none."""
+    """Records, and the few lines between them that are not records."""
 
     def __init__(self, file: LogFile, builder: ColumnBuilder | None = None) -> None:
         self._file = file
@@ -102,7 +102,7 @@ class _JsonReading(LineReading):
         return thin(self._builder, most)
 
     def so_far(self) -> RunLog:
-        return self.close()  # Nothing is held back, and nothing is used up.
+        return self.close()  # Nothing is buffered and nothing is consumed.
 
     def close(self) -> RunLog:
         builder = self._builder
@@ -111,7 +111,7 @@ class _JsonReading(LineReading):
             self._name = "llamafactory"
         reading = read_columns(builder.count, columns, labels, source_name=self._file.name, limits=self._file.limits)
         if not reading.signals:
-            raise self._file.unreadable("holds JSON objects without numbers")
+            raise self._file.unreadable("contains JSON objects without numbers")
         notes = list(builder.notes)
         if self._bad:
             notes.append(f"{self._bad} lines were not JSON objects and were left out")

@@ -1,8 +1,8 @@
 """Kaldi's nnet2 and nnet3.
 
 A line is ``Average objective function for 'output' for minibatches 10-19 is -0.39 over 64000 frames.`` The objective is
-a log-probability per frame, better the higher it is; its negative is read as the loss. Accuracies are read beside it.
-What is averaged over a whole job, or over a validation set, is a summary and no point of the run.
+a log-probability per frame, better the higher it is; its negative is read as the loss. Accuracies are read as well.
+Averages over a whole job or a validation set are summaries, not points of the run.
 """
 
 from __future__ import annotations

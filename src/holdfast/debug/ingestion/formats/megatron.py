@@ -1,6 +1,6 @@
-"""Megatron-LM and Megatron-DeepSpeed: one long line an iteration, fields between bars.
+"""Megatron-LM and Megatron-DeepSpeed: one long line per iteration, with fields between bars.
 
-The loss is printed only when it is greater than zero, so a NaN loss shows as a field that is not there.
+The loss is printed only if it is greater than zero, so a NaN loss shows as a missing field.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _fields(text: str, prefix: str) -> dict[str, float | None]:
 
 
 def _printed_losses(log: RunLog) -> RunLog:
-    """Say at which steps the loss should have been printed and was not; steps skipped for the loss scale print none."""
+    """Find the steps at which the loss should have been printed and was not, except those the loss scaler skipped."""
     skipped = next((signal for signal in log.signals if signal.kind == "skipped"), None)
     idle = skipped.steps[skipped.values > 0] if skipped is not None else np.empty(0)
     every = max((signal.steps for signal in log.signals if signal.kind == "step_time"), key=len, default=np.empty(0))
@@ -70,7 +70,7 @@ def _printed_losses(log: RunLog) -> RunLog:
             metadata = {"kind": "loss", "missing_steps": lost}
             signals.append(Signal("lm loss", np.empty(0), np.empty(0), metadata=metadata))
             return replace(log, signals=tuple(signals)).with_notes(
-                "no line prints a loss: Megatron leaves out one that is NaN"
+                "no line prints a loss: Megatron omits a loss that is NaN"
             )
     return replace(log, signals=tuple(signals))
 
@@ -78,7 +78,7 @@ def _printed_losses(log: RunLog) -> RunLog:
 class MegatronFormat(TextFormat):
     """Standard output of Megatron-LM and its descendants."""
 
-    precedence = 1  # Under DeepSpeed its lines are among DeepSpeed's; they say more.
+    precedence = 1  # Under DeepSpeed its lines are mixed with DeepSpeed's, but say more.
 
     @property
     def name(self) -> str:
@@ -86,7 +86,7 @@ class MegatronFormat(TextFormat):
         return "megatron"
 
     def amend(self, log: RunLog, file: LogFile) -> RunLog:
-        """Look for losses that were not printed."""
+        """Find losses that were not printed."""
         return _printed_losses(log)
 
     def reader(self, rows: RowCollector) -> LineReader:

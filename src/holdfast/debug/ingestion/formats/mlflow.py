@@ -27,7 +27,7 @@ class MlflowMetricFormat(LogFormat):
         return "mlflow"
 
     def sniff(self, file: LogFile) -> float:
-        """Return every line is a time, a value and a step."""
+        """Recognise lines of a time, a value and a step."""
         if not file.is_text:
             return 0.0
         lines = [line for line in file.sample_lines[:50] if line.strip()]
@@ -39,7 +39,7 @@ class MlflowMetricFormat(LogFormat):
 
 
 def is_mlflow_run(folder: Path) -> bool:
-    """Return whether the folder is read as one run of an MLflow file store."""
+    """Return whether the folder is one run of an MLflow file store."""
     metrics = folder / "metrics"
     if not metrics.is_dir():
         return False

@@ -54,7 +54,7 @@ class _Reader(LineReader):
                 iteration = (epoch - 1) * total + iteration
             self.step = iteration
         else:
-            # Only the last line of a validation pass holds its metrics; the others time it.
+            # Only the last line of a validation pass contains its metrics; the others time it.
             fields = {
                 name if name.startswith("val") else f"{phase}/{name}": value
                 for name, value in fields.items()

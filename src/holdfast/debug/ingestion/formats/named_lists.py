@@ -1,8 +1,7 @@
-"""Whole series on a line each: ``train_loss: [2.3, 2.1, …]``, as a script prints its lists when it has ended.
+"""Whole series, one per line: ``train_loss: [2.3, 2.1, …]``, as a script prints its lists at its end.
 
-numpy prints them without commas, and over several lines; the name may be on its own line above them. A name
-that comes again begins another run. Where the names are those of models, the file's name says what the numbers are, and
-each list is a run.
+numpy prints them without commas, and over several lines; the name may be on the line above. A repeated name begins
+another run. If the names are those of models, the file's name says what the numbers are, and each list is a run.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class NamedListsFormat(LogFormat):
         return "named-lists"
 
     def sniff(self, file: LogFile) -> float:
-        """Most of the text is in lists, and something says what their numbers are."""
+        """Recognise text that is mostly lists, with something that says what their numbers are."""
         if not file.is_text:
             return 0.0
         lines = [line for line in joined_rows(file.sample_lines) if line.strip()]
@@ -58,14 +57,14 @@ class NamedListsFormat(LogFormat):
         ]  # fmt: skip
         readings = [reading for reading in readings if reading.signals]
         if not readings:
-            raise file.unreadable("holds no list of numbers with a name")
+            raise file.unreadable("contains no list of numbers with a name")
         whole: Reading = readings[0]
         whole.later += readings[1:]
         return log_of_readings(RunLog(str(file.path), self.name, confidence=0.7), whole)
 
 
 def _listed(lines: Iterable[str], rule: ListRule) -> Iterator[tuple[str, Floats, int]]:
-    """Yield each list with its name, and how long its line is."""
+    """Yield each list with its name and the length of its line."""
     title = ""
     for line in lines:
         if title and (row := _numbers(line, rule)):
@@ -88,7 +87,7 @@ def _listed(lines: Iterable[str], rule: ListRule) -> Iterator[tuple[str, Floats,
 
 
 def _in_cells(line: str, rule: ListRule) -> tuple[str, Floats] | None:
-    """Return a row that a known name begins: "loss,2.3,2.1,…" of a transposed table."""
+    """Return a row that starts with a known name: "loss,2.3,2.1,…" of a transposed table."""
     cells = [cell for cell in _CELLS.split(line.strip()) if cell]
     if len(cells) <= rule.numbers_in_row or not _TITLE.match(cells[0]) or meaning_of(cells[0]).kind is None:
         return None
@@ -99,7 +98,7 @@ def _in_cells(line: str, rule: ListRule) -> tuple[str, Floats] | None:
 
 
 def _numbers(line: str, rule: ListRule) -> list[float]:
-    """Return the numbers of a line that holds a few and nothing else."""
+    """Return the numbers of a line that contains a few numbers and nothing else."""
     cells = line.replace(",", " ").split()
     try:
         return [float(cell) for cell in cells] if len(cells) >= rule.numbers else []
@@ -108,7 +107,7 @@ def _numbers(line: str, rule: ListRule) -> list[float]:
 
 
 def _name_in(head: str, rule: ListRule) -> str | None:
-    """Return the name that the text before a list ends with."""
+    """Return the name at the end of the text before a list."""
     before = head.rstrip()
     if not before.endswith((":", "=")) or len(before) > 2 * rule.before_name + 10:
         return None

@@ -1,7 +1,7 @@
 """The small GPT trainers: nanoGPT, build-nanogpt, llm.c and modded-nanogpt.
 
-Their lines hold numbers that are NaN on purpose (llm.c's z-scores ``(+nanz)`` before its window fills, modded-nanogpt's
-``step_avg:nanms`` in the first steps): those are not values of the run.
+Their lines contain numbers that are NaN by design (llm.c's z-scores ``(+nanz)`` before its window fills,
+modded-nanogpt's ``step_avg:nanms`` in the first steps): those are not values of the run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NEVER_NAN = frozenset(("step_avg", "train_time", "step_time", "dt", "time", "mf
 class _Reader(LineReader):
     def __init__(self, rows: RowCollector) -> None:
         super().__init__(rows)
-        # In these logs, and only here, the bare word for a split is its loss.
+        # In these logs, and only here, the bare name of a split is its loss.
         self.kinds.update(train="loss", val="eval_loss", eval="metric")
 
     def feed(self, line: str) -> bool:
@@ -126,5 +126,5 @@ class NanoGptFormat(TextFormat):
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """Return one such line is a hint, several are proof."""
+        """Score one such line as a hint, several as proof."""
         return 0.0 if hits == 0 else min(0.96, 0.75 + 0.05 * hits)

@@ -62,5 +62,5 @@ class OlmoFormat(TextFormat):
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """Return a header and a field are needed; a header alone may be any log."""
+        """Score a header only together with a field; a header alone may be any log."""
         return 0.0 if hits < 2 else min(0.96, 0.8 + 0.03 * hits)

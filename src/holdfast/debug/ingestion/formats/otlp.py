@@ -26,11 +26,11 @@ class OtlpFormat(LogFormat):
         return "otlp-json"
 
     def sniff(self, file: LogFile) -> float:
-        """Return the export's outermost key is like no other's."""
+        """Recognise the export's unmistakable outermost key."""
         return 0.98 if file.is_text and b'"resourceMetrics"' in file.head[:4096] else 0.0
 
     def read(self, file: LogFile) -> RunLog:
-        """Read the data points of gauges and sums; of histograms, the mean."""
+        """Read the data points of gauges and sums, and the means of histograms."""
         points: list[tuple[float, float | None, float | None, str, float]] = []
         for export in _exports(file):
             for metric in _metrics(export):
@@ -38,8 +38,8 @@ class OtlpFormat(LogFormat):
                 if len(points) > file.limits.rows:
                     break
         if not points:
-            raise file.unreadable("holds no OTLP data points")
-        # Exports may come out of order; time is common to all points, a step is not.
+            raise file.unreadable("contains no OTLP data points")
+        # Exports may be out of order; all points have a time but not a step.
         points.sort(key=lambda point: point[0])
         moments = {moment: float(number) for number, moment in enumerate(sorted({point[0] for point in points}))}
         rows = RowCollector(file.limits)

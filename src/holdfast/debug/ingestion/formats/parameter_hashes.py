@@ -1,6 +1,6 @@
-"""Per-rank traces of parameter hashes: one JSON record a parameter and step, as TrainCheck writes them.
+"""Traces of parameter hashes per rank: one JSON record per parameter and step, as TrainCheck writes them.
 
-Only whether two hashes are equal matters, so a hash becomes a number that is equal exactly when the hash is.
+Only the equality of hashes matters, so each is mapped to a number that is equal exactly if the hash is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ParameterHashFormat(LogFormat):
         return "parameter-hashes"
 
     def sniff(self, file: LogFile) -> float:
-        """JSON records that name a parameter and hold a hash of it."""
+        """Recognise JSON records with the name and a hash of a parameter."""
         if not file.is_text or file.head.lstrip()[:1] != b"{":
             return 0.0
         records = [record for line in file.sample_lines[:20] if (record := _record(line)) is not None]
@@ -61,11 +61,11 @@ class ParameterHashFormat(LogFormat):
             key = (parameter, default if rank is None else rank)
             if len(series) >= file.limits.signals and key not in series:
                 continue
-            # Of several records in one step the last is the parameter as the step left it.
+            # Of several records in one step the last is the parameter after the step.
             series.setdefault(key, {})[step] = number
             sharded[key] = sharded.get(key, False) or shard
         if not series:
-            raise file.unreadable("holds no parameter hashes")
+            raise file.unreadable("contains no parameter hashes")
         signals = []
         for (parameter, rank), points in series.items():
             steps = np.array(sorted(points), dtype=np.float64)
@@ -118,5 +118,5 @@ def _whole(value: Any) -> int | None:
 
 
 def _number(value: Any) -> float:
-    """Return a number below 2**52 that represents the hash: float64 holds it exactly."""
+    """Return a number below 2**52 that represents the hash, exact in float64."""
     return float(int.from_bytes(blake2b(repr(value).encode(), digest_size=8).digest(), "little") >> 12)

@@ -1,4 +1,4 @@
-"""Prometheus' text exposition: one scrape, or several written one after the other."""
+"""Prometheus text exposition: one scrape, or several in sequence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PrometheusFormat(LogFormat):
         return "prometheus"
 
     def sniff(self, file: LogFile) -> float:
-        """``# TYPE`` or ``# HELP`` comments over sample lines."""
+        """Recognise ``# TYPE`` or ``# HELP`` comments over sample lines."""
         if not file.is_text:
             return 0.0
         lines = [line for line in file.sample_lines[:200] if line.strip()]
@@ -69,9 +69,9 @@ class PrometheusFormat(LogFormat):
             rows.add(_step(step, stamp, scrapes), scrape, epoch=epoch)
         signals, notes, events = rows.finish()
         if not signals:
-            raise file.unreadable("holds no Prometheus samples")
+            raise file.unreadable("contains no Prometheus samples")
         if len(rows) == 1:
-            notes.append("one scrape: every series has a single point, so nothing can be said of its course")
+            notes.append("one scrape: every series has a single point, so no trend is visible")
         return RunLog(str(file.path), self.name, tuple(signals), {}, tuple(events), tuple(notes))
 
 
@@ -85,7 +85,7 @@ def _step(step: float | None, stamp: float | None, scrapes: int) -> float:
 
 
 def _name(metric: str, labels: str) -> str:
-    """Return the metric and the labels that set its series apart, in the form the table of names understands."""
+    """Return the metric and the labels that distinguish its series, in the form used by the table of names."""
     parts = [metric]
     for key, value in sorted(_LABEL.findall(labels[:4096])):
         if key in ("rank", "replica", "gpu", "device", "worker"):

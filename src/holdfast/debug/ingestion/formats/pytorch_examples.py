@@ -1,6 +1,6 @@
-"""PyTorch's own examples: the word language model, ImageNet, MNIST, and torchvision's reference scripts.
+"""PyTorch's examples: the word language model, ImageNet, MNIST, and torchvision's reference scripts.
 
-Their counters start again each epoch; steps are made of both. An epoch's validation is at the epoch's last step.
+Their counters restart each epoch; steps combine both. The validation of an epoch is at its last step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Reader(LineReader):
         self._first_epoch = 1.0
 
     def _passed(self, epoch: float) -> float:
-        """Return epochs before this one; some scripts count from 0, most from 1."""
+        """Return the number of epochs before this one; some scripts count from 0, most from 1."""
         self._first_epoch = min(self._first_epoch, epoch)
         return epoch - self._first_epoch
 
@@ -67,7 +67,7 @@ class _Reader(LineReader):
             self.step = (self._passed(epoch) + 1) * self._per_epoch if self._per_epoch else epoch
             self.rows.add(self.step, fields, epoch=epoch)
             return bool(fields)
-        # The test at the very end is one number on other data: no point of the validation series.
+        # The final test is one number on other data, not a point of the validation series.
         return bool(_WORDS_TEST.match(line))
 
     def _imagenet(self, line: str) -> bool:

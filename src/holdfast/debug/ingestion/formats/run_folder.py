@@ -1,4 +1,4 @@
-"""The folder of a holdfast run: every attempt of every rank as one run, restarts and rollbacks applied."""
+"""The folder of a holdfast run: every attempt of every rank as one run, with restarts and rollbacks applied."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOT_SIGNALS = frozenset(
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Return whether the folder is that of a run: ``run.json`` says so."""
+    """Return whether the folder is that of a run, according to its ``run.json``."""
     try:
         with open_plain(folder / "run.json", within=folder) as file:
             return b'"holdfast": "run"' in file.read(200) and (folder / "log").is_dir()

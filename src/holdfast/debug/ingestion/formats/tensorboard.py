@@ -1,7 +1,6 @@
 """TensorBoard event files: TFRecords of ``Event`` messages; scalars of both the old and the new kind.
 
-Read without TensorFlow or TensorBoard. A truncated file, or one with a damaged record, gives what comes before the
-damage.
+Read without TensorFlow or TensorBoard. A truncated or damaged file is read up to the damage.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ __all__ = ["TensorBoardFormat"]
 
 _STEP, _FILE_VERSION, _SUMMARY = 2, 3, 5
 _TAG, _SIMPLE, _TENSOR = 1, 2, 8
-_LONGEST_RECORD = 64 << 20
+_MAX_RECORD_BYTES = 64 << 20
 # TensorProto.dtype -> NumPy type, and the field of its unpacked values.
 _DTYPES = {1: ("<f4", 5), 2: ("<f8", 6), 3: ("<i4", 7), 9: ("<i8", 10), 19: ("<f2", 13)}
 
@@ -34,7 +33,7 @@ class TensorBoardFormat(LogFormat):
         return "tensorboard"
 
     def sniff(self, file: LogFile) -> float:
-        """Return the first record of every event file says ``brain.Event:``."""
+        """Recognise ``brain.Event:`` in the first record of every event file."""
         return 1.0 if b"brain.Event:" in file.head[:64] else 0.9 if "tfevents" in file.name and file.size > 16 else 0.0
 
     def read(self, file: LogFile) -> RunLog:
@@ -56,12 +55,12 @@ def _records(file: LogFile, notes: list[str]) -> Iterator[memoryview]:
     with file.path.open("rb") as stream:
         while len(header := stream.read(12)) == 12:
             length = int.from_bytes(header[:8], "little")
-            if length > _LONGEST_RECORD:
+            if length > _MAX_RECORD_BYTES:
                 notes.append("the file is damaged; everything before the damage was read")
                 return
             data = stream.read(length + 4)
             if len(data) < length + 4:
-                notes.append("the file is cut short; the last record was left out")
+                notes.append("the file is truncated; the last record was left out")
                 return
             yield memoryview(data)[:length]
 
@@ -108,7 +107,7 @@ def _scalar(message: BytesLike) -> tuple[str, float] | None:
 
 
 def _tensor(message: BytesLike) -> float | None:
-    """Return the value of a tensor of one element; larger ones (histograms, texts, pictures) are no scalars."""
+    """Return the value of a tensor of one element; larger ones (histograms, texts, images) are not scalars."""
     dtype, content, plain = 0, b"", {}
     for number, value in fields(message):
         if number == 1 and isinstance(value, int):

@@ -1,7 +1,6 @@
 """``run-*.wandb`` files: LevelDB-style log blocks of ``Record`` messages, read without wandb.
 
-A run that is still going, or that was killed, leaves a file whose last blocks are missing or empty: what is there is
-read.
+A running or killed run leaves a file whose last blocks are missing or empty: the rest is read.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _HISTORY, _OUTPUT, _CONFIG, _RAW_OUTPUT, _RUN, _EXIT = 2, 4, 5, 13, 17, 18
 _PRINTED = 3
 _ITEM, _STEP, _KEY, _NESTED, _JSON = 1, 2, 1, 2, 16
-_LONGEST_RECORD = 64 << 20
+_MAX_RECORD_BYTES = 64 << 20
 _STOPPED = 255
 
 
 class WandbFormat(LogFormat):
-    """Weights & Biases' own local files."""
+    """Local files of Weights & Biases."""
 
     @property
     def name(self) -> str:
@@ -40,7 +39,7 @@ class WandbFormat(LogFormat):
         return "wandb"
 
     def sniff(self, file: LogFile) -> float:
-        """Return the file says so in its first four bytes."""
+        """Recognise the file by its first four bytes."""
         return 1.0 if file.head[:4] == _MAGIC else 0.0
 
     def read(self, file: LogFile) -> RunLog:
@@ -84,7 +83,7 @@ class WandbFormat(LogFormat):
 
 
 def _scan(message: BytesLike, scanner: CrashScanner, printed: int) -> int:
-    """Look at what the program printed; return the number of the last line that is not blank."""
+    """Scan what the program printed; return the number of the last line that is not blank."""
     for number, value in fields(message):
         if number == _PRINTED and not isinstance(value, int):
             for line in bytes(value).decode("utf-8", errors="replace").splitlines():
@@ -95,7 +94,7 @@ def _scan(message: BytesLike, scanner: CrashScanner, printed: int) -> int:
 
 
 def _crash(exit_code: Any) -> list[Mapping[str, Any]]:
-    """Return the event of a run that ended in an error; wandb writes 255 for one that was stopped by hand."""
+    """Return the event of a run that ended in an error; wandb writes 255 for a run stopped by hand."""
     if not isinstance(exit_code, int) or exit_code == 0:
         return []
     kind = "interrupted" if exit_code == _STOPPED else "exit_code"
@@ -104,11 +103,11 @@ def _crash(exit_code: Any) -> list[Mapping[str, Any]]:
 
 
 def _records(file: LogFile, notes: list[str]) -> Iterator[bytes]:
-    """Put the fragments of the blocks together."""
+    """Join the fragments of the blocks."""
     parts: list[bytes] = []
     size = 0
     with file.path.open("rb") as stream:
-        # The file's own header is inside the first block and counts towards it.
+        # The file header is inside the first block and counts towards it.
         block = stream.read(_BLOCK)
         at = _HEADER
         while block:
@@ -119,7 +118,7 @@ def _records(file: LogFile, notes: list[str]) -> Iterator[bytes]:
                     break  # The rest of the block is padding, or was never written.
                 begin, at = at + _RECORD_HEADER, at + _RECORD_HEADER + length
                 if at > len(block):
-                    notes.append("the file is cut short; the last record was left out")
+                    notes.append("the file is truncated; the last record was left out")
                     return
                 piece = block[begin:at]
                 if kind == _FULL:
@@ -127,7 +126,7 @@ def _records(file: LogFile, notes: list[str]) -> Iterator[bytes]:
                     parts, size = [], 0
                 elif kind == _FIRST:
                     parts, size = [piece], length
-                elif parts and kind in (_MIDDLE, _LAST) and size + length <= _LONGEST_RECORD:
+                elif parts and kind in (_MIDDLE, _LAST) and size + length <= _MAX_RECORD_BYTES:
                     parts.append(piece)
                     size += length
                     if kind == _LAST:
@@ -155,7 +154,7 @@ def _history(message: BytesLike, rows: RowCollector) -> None:
         for name, value in values.items()
         if not name.startswith("_") and (reading := number_of(value)) is not None
     }
-    # W&B writes NaN and Infinity as these strings; number_of reads them as the values they denote.
+    # W&B writes NaN and Infinity as these strings; number_of converts them back.
     rows.add(step if recorded is None else recorded, dict(numbers), epoch=epoch)
 
 

@@ -1,7 +1,7 @@
-"""Object detectors of the YOLO family, where their rows have no header.
+"""Object detectors of the YOLO family, if their rows have no header.
 
 ``results.txt`` of YOLOv3, YOLOv5 (before its CSV) and YOLOv7 always has the same columns. The progress bars of their
-trainers begin with a row as well; where standard error was written to a file of its own, the header is in another.
+trainers begin with a row as well; if standard error was written to a separate file, the header is in another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COLUMNS = (
     *("metrics/precision", "metrics/recall", "metrics/mAP_0.5", "metrics/mAP_0.5:0.95"),
     *("val/box_loss", "val/obj_loss", "val/cls_loss"),
 )
-"""What ``train.py`` of these projects prints after the epoch and the memory of the device."""
+"""What ``train.py`` of these projects prints after the epoch and the device memory."""
 _ROW = re.compile(r"^\s{0,20}(\d{1,6})/(\d{1,6})\s+[\d.]{1,12}[GM]\s+((?:\S{1,20}\s+){11,12}\S{1,20})\s*$")
 # "3/150  7.21G  1.684  1.381  1.502  23  640:  38%|###  | 65/170 [00:21<00:34, 3.05it/s]": losses, labels, image size.
 _BAR = re.compile(
@@ -55,7 +55,7 @@ class YoloResultsFormat(TextFormat):
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """Sure where (nearly) every line is such a row: the same rows are in the console's output with headers."""
+        """Score high if (nearly) every line is such a row: console output contains the same rows with headers."""
         return 0.97 if hits and hits >= 0.9 * lines else 0.0
 
 
@@ -74,7 +74,7 @@ class _BarReader(LineReader):
         if self.step != epoch:
             self.close()
         self.step = epoch
-        # All begin with the boxes; what follows differs from version to version, but all are losses.
+        # All begin with the boxes; what follows differs between versions, but all are losses.
         names = ("train/box_loss", *(f"train/loss_{number}" for number in range(2, 9)))
         self._fields = {name: number_of(cell) for name, cell in zip(names, row[3].split(), strict=False)}
         return True
@@ -100,5 +100,5 @@ class YoloBarsFormat(TextFormat):
         return _BarReader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """Less sure than a table with a header, which names what this only counts."""
+        """Score below a table with a header, which names its columns."""
         return 0.0 if hits < 2 else 0.52
