@@ -135,7 +135,7 @@ def test_the_table_shows_the_same(capsys: pytest.CaptureFixture[str], files: dic
         ("tokens.bin", (), "--seq-len"),
         ("tokens.bin", ("--seq-len", "0"), "length must be at least 1"),
         ("tokens.bin", ("--seq-len", "8", "--dtype", "float16"), "float16"),
-        ("tokens.bin", ("--seq-len", "8", "--dtype", "tokens"), "no such dtype"),
+        ("tokens.bin", ("--seq-len", "8", "--dtype", "tokens"), "unknown dtype"),
         ("tokens.bin", ("--seq-len", "2000"), "long enough"),
         (".", (), "several kinds"),
         ("*.tsv", (), "matches no file"),

@@ -96,7 +96,7 @@ def test_labels_that_are_not_text_are_an_error_that_names_the_file(
     (tmp_path / "junk").write_bytes(b"\xf0\x00\xff")
     answer = call(capsys, "calibrate", tmp_path / "junk")
     assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert "not text in UTF-8" in answer.err
+    assert "not UTF-8 text" in answer.err
     assert "junk" in answer.err
 
 

@@ -395,7 +395,7 @@ def test_a_live_page_takes_nothing_away_from_who_uses_it(tab: Any) -> None:
 
 
 def test_the_list_of_runs_follows_them(tab: Any) -> None:
-    feed = Stub("exp7", replace(full_page(), verdict="unknown", lead="The detectors are looking at the run."))
+    feed = Stub("exp7", replace(full_page(), verdict="unknown", lead="The detectors are still running."))
     with PageServer([feed, Stub(HOSTILE[1], full_page(text=HOSTILE[0]))]) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         tab.goto(server.url)

@@ -169,7 +169,7 @@ def test_an_empty_token_is_refused() -> None:
 
 
 def test_a_port_in_use_is_an_error_that_says_so() -> None:
-    with serving(Stub("exp7", full_page())) as server, pytest.raises(ConfigError, match="cannot listen at"):
+    with serving(Stub("exp7", full_page())) as server, pytest.raises(ConfigError, match="cannot listen on"):
         PageServer([Stub("exp8", full_page())], port=server.server_address[1])
 
 

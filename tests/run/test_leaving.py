@@ -397,7 +397,7 @@ def test_other_options_of_the_same_optimizer_are_noted_and_not_used(tmp_path: Pa
     with_optimizer(tmp_path / "run", lambda model: torch.optim.AdamW(model.parameters(), lr=5.0), steps=6)
     log = RunLog(tmp_path / "run")
     (note,) = log.events("start")[-1]["notes"]
-    assert "lr of AdamW is 5.0" in note
+    assert "sets lr of AdamW to 5.0" in note
     assert [record["lr"] for record in log.steps()] == [1e-2] * 6
 
 

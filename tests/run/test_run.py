@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import threading
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -164,31 +165,6 @@ def test_an_evaluation_stays_out_of_the_series_and_changes_no_generator(tmp_path
     assert log.goodput().seconds["evaluation"] > 0
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize("stop", [7, 16, 20])  # within the first pass, at its end, within the second
-def test_any_iterable_with_a_state_will_do(tmp_path: Path, stop: int) -> None:
-    """Torch's loaders draw from the training's generator when a pass begins; one that continues must not show it."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    seen: dict[str, list[list[int]]] = {"whole": [], "stopped": []}
-
-    def life(name: str, until: int) -> int:
-        job = make_job()
-        rows = [{"x": torch.full((6,), n / 64), "y": torch.zeros(1), "n": n} for n in range(64)]
-        loader = StatefulDataLoader(rows, batch_size=4, shuffle=True)
-        with job.run(tmp_path / name, loader=loader, steps=until) as run:
-            while run.step_number < until:
-                for batch in run:
-                    seen[name].append(batch["n"].tolist())
-                    run.step(loss=job.step(batch))
-        return job.hash
-
-    expected = life("whole", 40)
-    life("stopped", stop)
-    assert life("stopped", 40) == expected
-    assert seen["stopped"] == seen["whole"]
-
-
 def test_metrics_continue_with_the_run(tmp_path: Path) -> None:
     for target in (6, 12):
         job, metrics = make_job(), MetricsAggregator()
@@ -318,6 +294,29 @@ def test_the_preemption_notice_saves_and_ends_as_the_signal_would(tmp_path: Path
     assert log.events("preempted")[0]["step"] == 4
     assert make_job().run(tmp_path / "run").resume() == 4
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_forked_process_ends_by_the_signals_that_the_run_would_take_for_a_notice(tmp_path: Path, number: int) -> None:
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        job = make_job()
+        with job.run(tmp_path / "run", steps=2, options=replace(QUICK, handle_signals=True)) as run:
+            for batch in run:
+                child = os.fork()
+                if child == 0:
+                    try:
+                        os.kill(os.getpid(), number)
+                        threading.Event().wait(60)
+                    finally:
+                        os._exit(0)
+                _, status = os.waitpid(child, 0)
+                assert os.WIFSIGNALED(status)
+                assert os.WTERMSIG(status) == number
+                run.step(loss=job.step(batch))
+        assert RunLog(tmp_path / "run").events("preempted") == []
+    finally:
+        signal.signal(number, before)
 
 
 def test_two_steps_for_one_batch_and_reserved_names_are_refused(tmp_path: Path) -> None:

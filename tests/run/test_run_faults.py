@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.run.job import QUICK, make_job, train
 from tests.run.lives import kill_at, live
 
@@ -21,9 +25,10 @@ import holdfast.run.compact
 import holdfast.run.recorder
 import holdfast.run.saving
 import holdfast.run.snapshot
-from holdfast.errors import RunLockedError
+from holdfast.errors import RunLockedError, RunWriteError
 from holdfast.run import RunLog, RunOptions
-from holdfast.run.watchdog import EXIT_STALLED
+from holdfast.run.layout import RunFolder
+from holdfast.run.watchdog import EXIT_STALLED, Watchdog
 
 KILLED = -signal.SIGKILL
 COMPACTING = RunOptions(save_every=5, stats_every=None, handle_signals=False, compact_bytes=0)
@@ -138,7 +143,42 @@ def test_a_stall_ends_the_process_with_its_own_exit_code_and_the_next_start_cont
     assert (stall["step"], stall["phase"], stall["culprits"]) == (8, "step", [0])
     assert "in hang" in (folder / "stalls" / stall["stacks"]).read_text()
     assert [record["step"] for record in log.steps()] == list(range(8))
+    assert log.goodput().seconds["stalled"] >= 0.2
     assert trained(folder) == undisturbed
+
+
+def test_a_watchdog_ends_the_process_even_where_the_log_cannot_be_written(tmp_path: Path) -> None:
+    def stalls() -> None:
+        job = make_job()
+        options = RunOptions(stall_after=0.2, stall_timeout=0.4, handle_signals=False)
+        run = job.run(tmp_path / "run", options=options)
+        for _ in run:
+            loop: Any = run._loop
+            with loop.attempt.recorder._lock:  # as held by a write to a disk that does not answer
+                threading.Event().wait()
+
+    assert live(stalls) == EXIT_STALLED
+
+
+def test_a_rank_that_was_never_heard_of_is_the_one_that_holds_up_the_run(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    heard = threading.Event()
+
+    def note(stall: dict[str, Any]) -> None:
+        told.append(stall)
+        heard.set()
+
+    folder = RunFolder(tmp_path)
+    watchdog = Watchdog(folder, rank=0, world=3, stall_after=0.5, stall_timeout=None, on_stall=note)
+    other = Watchdog(folder, rank=2, world=3, stall_after=60.0, stall_timeout=None, on_stall=note)
+    beat = json.loads((folder.progress / "rank-00002.json").read_text())
+    watchdog.place = ("step", 4)
+    while not heard.wait(0.05):
+        beat["beat"] += 1  # rank 2 beats, in the same step
+        (folder.progress / "rank-00002.json").write_text(json.dumps({**beat, "step": 4, "phase": "step"}))
+    watchdog.stop()
+    other.stop()
+    assert (told[0]["silent"], told[0]["culprits"]) == ([1], [1])
 
 
 def test_checkpoints_are_taken_by_the_clock_where_the_steps_do_not_say_when(tmp_path: Path) -> None:
@@ -164,7 +204,8 @@ def test_a_save_of_the_last_step_that_fails_under_way_is_made_again(
     monkeypatch.setattr(holdfast.run.checkpoints, "async_save", fails_once)
     monkeypatch.setattr(holdfast.run.saving.Saving, "poll", lambda saving: None)  # it takes longer than the last step
     job = make_job()
-    train(job, job.run(tmp_path / "run", steps=10))
+    with pytest.warns(RuntimeWarning, match="no checkpoint of step 10: "):
+        train(job, job.run(tmp_path / "run", steps=10))
     job.loader.close()
     log = RunLog(tmp_path / "run")
     assert [event["step"] for event in log.events("save_failed")] == [10]
@@ -201,3 +242,78 @@ def test_the_buckets_sum_to_the_wall_clock_over_a_crash_and_a_stall(tmp_path: Pa
     assert goodput.seconds["redone"] > 0
     assert goodput.seconds["down"] > 0
     assert {event["step"] for event in log.events("stall")} >= {3, 22}  # a busy machine may stall by itself
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_attempts_without_a_record_of_their_own_count_as_down(tmp_path: Path, killed: bool) -> None:
+    """A start that is refused, or killed before its first record, leaves nothing but a header."""
+    folder = tmp_path / "run"
+
+    def start(steps: int, *, fails: bool = False) -> None:
+        job = make_job()
+        if fails and killed:
+            holdfast.run.attempt._restore = lambda *_: os._exit(9)
+        optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1) if fails else job.optimizer
+        with job.run(folder, steps=steps, optimizer=optimizer) as run:
+            for batch in run:
+                run.step(loss=job.step(batch))
+
+    assert live(partial(start, 4)) == 0
+    for _ in range(2):
+        threading.Event().wait(0.3)
+        assert live(partial(start, 8, fails=True)) != 0
+    assert live(partial(start, 8)) == 0
+    log = RunLog(folder)
+    goodput = log.goodput()
+    wall = log.header()["monotonic"] + list(log.records())[-1]["at"] - log.header(attempt=1)["monotonic"]
+    assert goodput.attempts == 4
+    assert goodput.total == pytest.approx(wall, rel=1e-3)
+    assert goodput.seconds["down"] >= 0.6
+
+
+@pytest.mark.parametrize("how", ["renamed", "deleted"])
+def test_a_folder_that_is_moved_or_deleted_meanwhile_is_no_place_to_save(tmp_path: Path, how: str) -> None:
+    job = make_job()
+    run = job.run(
+        tmp_path / "run", options=RunOptions(save_every=2, save_in_background=False, handle_signals=False), steps=20
+    )
+
+    def move(_: Any) -> None:
+        if run.step_number == 3:
+            (tmp_path / "run").rename(tmp_path / "elsewhere")
+            if how == "deleted":
+                shutil.rmtree(tmp_path / "elsewhere")
+
+    with (
+        pytest.warns(RuntimeWarning, match="folder was moved or deleted"),
+        pytest.raises(RunWriteError, match="folder was moved or deleted"),
+    ):
+        train(job, run, on_batch=move)
+    run.close()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    if how == "renamed":
+        again = make_job()
+        train(again, again.run(tmp_path / "elsewhere", steps=20))
+        whole = make_job()
+        train(whole, whole.run(tmp_path / "whole", steps=20))
+        assert again.hash == whole.hash
+        again.loader.close()
+        whole.loader.close()
+    job.loader.close()
+
+
+def test_a_run_that_is_let_go_and_cannot_be_closed_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job()
+    run = job.run(tmp_path / "run", options=RunOptions(save_in_background=False, handle_signals=False))
+    for batch in run:
+        run.step(loss=job.step(batch))
+        break
+    assert run._finalizer is not None
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left on the device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.warns(RuntimeWarning, match="the run was not closed properly"):
+        run._finalizer()  # as when it is no longer referenced
+    job.loader.close()

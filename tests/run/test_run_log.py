@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ def test_what_was_lost_before_a_checkpoint_is_noticed_after_the_run_has_continue
     train(job, job.run(tmp_path / "run", steps=22))
     (fault,) = RunLog(tmp_path / "run").verify()
     assert "its end was cut off" in fault.reason
+
+
+def test_a_log_that_is_gone_is_noticed_while_its_checkpoints_are_there(finished: Path, tmp_path: Path) -> None:
+    shutil.rmtree(copied(finished, tmp_path / "run").logs)
+    (fault,) = RunLog(tmp_path / "run").verify()
+    assert fault.reason == "no log of rank 0 beside the checkpoint of step 20"
 
 
 def test_any_edit_cut_swap_or_missing_file_is_noticed(finished: Path, tmp_path: Path) -> None:
@@ -260,8 +267,10 @@ def test_a_full_disk_ends_the_run_with_a_clear_error_and_freeing_it_lets_the_run
                 with pytest.raises(OSError, match="No space"):
                     ballast.write_bytes(bytes(4 << 20))
 
-        with pytest.raises((RunWriteError, CheckpointWriteError)):
-            train(job, run, on_batch=fill)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="no checkpoint of step 10: ")  # where the log has room left
+            with pytest.raises((RunWriteError, CheckpointWriteError)):
+                train(job, run, on_batch=fill)
         with contextlib.suppress(RunWriteError):
             run.close()
         ballast.unlink()

@@ -1,1 +1,1 @@
-"""The `holdfast` command: one module per command, each a thin layer over the library."""
+"""The ``holdfast`` command: one module per command, each a thin layer over the library."""

@@ -1,4 +1,4 @@
-"""`holdfast audit RUN --samples FILE`: the steps at which a run saw samples, as a statement anyone can recompute."""
+"""``holdfast audit RUN --samples FILE``: the steps at which a run saw samples, as a statement anyone can recompute."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def register(app: typer.Typer) -> None:
                 callback=existing_file, help="A CSV file with the columns source and index.", show_default=False
             ),
         ] = None,
-        program: Annotated[str | None, typer.Option(help=PROGRAM_HELP, show_default=False)] = None,
+        program: Annotated[
+            str | None, typer.Option(metavar="FILE.py:FUNCTION", help=PROGRAM_HELP, show_default=False)
+        ] = None,
         head: Annotated[str | None, typer.Option(help="A digest the log must contain.", show_default=False)] = None,
         unfinished: Annotated[
             bool, typer.Option("--unfinished", help="Accept a log of a run that has not ended.")

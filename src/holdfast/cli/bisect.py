@@ -1,4 +1,4 @@
-"""`holdfast bisect RUN_A RUN_B`: the first step at which two runs diverge, and what differs first."""
+"""``holdfast bisect RUN_A RUN_B``: the first step at which two runs diverge, and what differs first."""
 
 from __future__ import annotations
 
@@ -30,8 +30,12 @@ def register(app: typer.Typer) -> None:
     def bisect(
         run_a: Annotated[Path, typer.Argument(metavar="RUN_A", callback=existing_folder, help="A run's folder.")],
         run_b: Annotated[Path, typer.Argument(metavar="RUN_B", callback=existing_folder, help="Another run's folder.")],
-        program_a: Annotated[str | None, typer.Option(help=PROGRAM_HELP, show_default=False)] = None,
-        program_b: Annotated[str | None, typer.Option(help=PROGRAM_HELP, show_default=False)] = None,
+        program_a: Annotated[
+            str | None, typer.Option(metavar="FILE.py:FUNCTION", help=PROGRAM_HELP, show_default=False)
+        ] = None,
+        program_b: Annotated[
+            str | None, typer.Option(metavar="FILE.py:FUNCTION", help=PROGRAM_HELP, show_default=False)
+        ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     ) -> None:
         """Find where two runs diverge: order, batch content, learning rate, loss, gradient of a layer, parameters."""

@@ -1,4 +1,4 @@
-"""`holdfast blame RUN --step N --program FILE.py:FUNCTION`: the samples behind a step's excess."""
+"""``holdfast blame RUN --step N --program FILE.py:FUNCTION``: the samples behind a step's excess."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast calibrate LABELS`: refit thresholds and confidences on labelled runs and recorded verdicts."""
+"""``holdfast calibrate LABELS``: refit thresholds and confidences on labelled runs and recorded verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consoles: tables as wide as the terminal, or as wide as necessary in a pipe, and a sign that work is going on."""
+"""Consoles: tables as wide as the terminal, or as wide as needed in a pipe, and an indicator of work in progress."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["printable", "table_console", "working"]
 
 _PIPE_WIDTH = 250
 QUICK_SECONDS = 0.5
-"""Work that is done by then shows nothing: a line that only flashes says nothing."""
+"""Work that is done by then shows nothing, because the line would only flash."""
 
 
 def printable(text: str) -> str:
-    """Return text that comes from a file with everything escaped that a terminal would obey, or not take at all."""
+    """Return text from a file, with everything escaped that a terminal would interpret or reject."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

@@ -1,4 +1,4 @@
-"""`holdfast convert SRC DST`: write data that holdfast reads as Parquet or MDS."""
+"""``holdfast convert SRC DST``: write data that holdfast reads as Parquet or MDS."""
 
 from __future__ import annotations
 

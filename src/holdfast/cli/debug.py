@@ -1,4 +1,4 @@
-"""`holdfast debug`: whether a run is healthy and, if not, what happened, when, why, and what to do."""
+"""``holdfast debug``: whether a run is healthy and, if not, what happened, when, why, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: what is installed, whether trainers resume exactly, and how fast the checkpoint disk is."""
+"""``holdfast doctor``: what is installed, whether trainers resume exactly, and how fast the checkpoint disk is."""
 
 from __future__ import annotations
 

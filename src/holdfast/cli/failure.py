@@ -1,4 +1,4 @@
-"""Anything that a command can raise, as one sentence for people and one object for machines."""
+"""Any error that a command can raise, as one sentence for people and one object for machines."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _WRONG_USE: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ i
 # Package that may be missing -> the extra that installs it.
 _EXTRAS = {"torch": "torch", "zlib_ng": "torch", "datasets": "hf", "transformers": "hf", "accelerate": "hf"}
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
-"""What only writing fails with; without a file name, it is the standard output that was written."""
+"""Errors that only writing raises; without a file name, writing to standard output failed."""
 _MAX_VALUE = 200
-"""Characters of a value that are shown: a path may have thousands."""
+"""Characters shown of a value: a path may have thousands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,22 +36,22 @@ class Explained:
     hint: str | None = None
     where: dict[str, Any] = field(default_factory=dict)
     sentence: str | None = None
-    """What people read, where it is not made of the other fields."""
+    """The text for people, if it is not built from the other fields."""
     shown_already: bool = False
 
     def show(self, *, as_json: bool) -> None:
-        """Print the sentence on standard error and, if asked for, the object on standard output."""
+        """Print the sentence on standard error and, if requested, the object on standard output."""
         if as_json:
             told = {"type": self.type, "message": self.message, "hint": self.hint}
             told |= {name: value for name, value in self.where.items() if name not in told}
-            with suppress(OSError, ValueError):  # that there is nowhere to print to may be the failure itself
+            with suppress(OSError, ValueError):  # the failure may be that there is nowhere to print to
                 print(json.dumps({"error": {name: _plain(value) for name, value in told.items()}}), flush=True)
         sentence = self.sentence or str(HoldfastError(self.message, hint=self.hint, **self.where))
         typer.echo(f"holdfast: {sentence}", err=True)
 
 
 def explain(error: Exception) -> Explained:
-    """Return what to tell about an error; one that holdfast did not expect also leaves its traceback."""
+    """Return the explanation of an error; an unexpected error also leaves its traceback."""
     kind = type(error).__name__
     if isinstance(error, _WRONG_USE):
         return _wrong_use(error)
@@ -68,14 +68,14 @@ def explain(error: Exception) -> Explained:
         return _system_error(error)
     if isinstance(error, UnicodeError):
         return Explained(
-            type=kind, message="a file or an argument is not text in UTF-8", hint="check the paths and what they hold"
+            type=kind, message="a file or an argument is not UTF-8 text", hint="check the paths and their content"
         )
     traceback.print_exception(error, file=sys.stderr)
     return Explained(type=kind, message=f"holdfast has a bug here: {kind}: {error}", hint="please report it")
 
 
 def _wrong_use(error: Any) -> Explained:
-    """Say what is wrong with the arguments and where to read more; without arguments, show the help."""
+    """Return what is wrong with the arguments and where to read more; without arguments, show the help."""
     context = error.ctx
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         typer.echo(context.get_help())
@@ -106,7 +106,7 @@ def _system_error(error: OSError) -> Explained:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it, without secrets."""
+    """Return a value as plain JSON, without secrets."""
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
     if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):

@@ -1,4 +1,4 @@
-"""`holdfast feedback REPORT`: record whether a finding was true, so that confidences can be calibrated."""
+"""``holdfast feedback REPORT``: record whether a finding was true, so that confidences can be calibrated."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def read_feedback(store: Path) -> list[dict[str, Any]]:
     try:
         lines = store.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "they are not text in UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "they are not UTF-8 text"
         raise DebugError(
             f"the verdicts cannot be read: {reason}", file=str(store), hint="pass their file with --store"
         ) from error

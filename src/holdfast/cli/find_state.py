@@ -1,7 +1,7 @@
 """Finding the stream state at a path: a state file, a folder of them, a checkpoint, or a run with checkpoints.
 
 A checkpoint holds a loader's state either under the keys that torch's DCP makes from its ``state_dict()`` or, if a
-`holdfast.Run` saved it, in each rank's own bytes. Only those items are read, by the safe reader.
+``holdfast.Run`` saved it, in each rank's own bytes. Only those items are read, by the safe reader.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _run_state(folder: Path, entry: Any) -> CheckpointState | None:
     from holdfast.run.payload import unpack
     from holdfast.stream.state import CheckpointState
 
-    packed = torch.empty(entry.size, dtype=torch.uint8)
+    packed = torch.empty(entry.size, dtype=torch.uint8, device="cpu")
     load({_RUN_KEY: packed}, folder, warn_not_loaded=False)
     saved = unpack(packed).get("loader")
     has_order = isinstance(saved, dict) and {"order", "segments"} <= saved.keys()  # other loaders' states have neither

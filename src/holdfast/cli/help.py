@@ -1,7 +1,7 @@
 """How every command shows its help: usage, purpose, arguments, options, then examples and exit codes.
 
-Typer prints the type of every flag and argument (``--json <bool>``, ``{PATH}...``), each release in another way. Here
-the same words are shown whatever the release: an argument by its name, an option's value by what it is.
+Typer prints the type of every flag and argument (``--json <bool>``, ``{PATH}...``), differently in each release. Here
+the help is the same in every release: an argument is shown by its name, an option's value by its kind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`holdfast inspect PATH`: the content of a checkpoint, a stream state or training data, as a table.
+"""``holdfast inspect PATH``: the content of a checkpoint, a stream state or training data, as a table.
 
 The first entry of ``INSPECTORS`` whose predicate is true for the path shows it; a new kind of file is one more entry.
 Only checkpoints need torch; states and data are inspected without it.

@@ -1,4 +1,4 @@
-"""`holdfast job show|results|retry FOLDER`: a leased job's folder, without a store or running workers."""
+"""``holdfast job show|results|retry FOLDER``: a leased job's folder, without a store or running workers."""
 
 from __future__ import annotations
 

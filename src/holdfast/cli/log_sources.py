@@ -56,7 +56,7 @@ def _read(debugger: MLSystemsDebugger, source: str, progress: Callable[[int], No
         if is_url(source):
             return debugger.read(source, progress=progress)
         check_path(source)
-        return debugger.read(Path(source), progress=progress)  # a text of several lines would be taken for a log
+        return debugger.read(Path(source), progress=progress)  # as text, several lines would be read as a log
     if sys.stdin is None:
         raise UnreadableLogError("standard input is closed", hint="pipe a log into the command, or pass its path")
     try:

@@ -1,4 +1,4 @@
-"""The entry point: collects the commands, and turns everything that can go wrong into one sentence and an exit code.
+"""The entry point: collects the commands, and turns every failure into one sentence and an exit code.
 
 A command lives in its own module of this package and offers ``register(app)``. Modules import the heavy parts of the
 library inside the command function, so that ``holdfast --help`` stays fast. This module imports even Typer late: an
@@ -49,7 +49,7 @@ COMMANDS = (
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-"""What shells show for a program that SIGPIPE ended. Not 0, which would say that a run is healthy, nor 1: findings."""
+"""The exit code of a program that SIGPIPE ended. Not 0, which would mean a healthy run, nor 1, which means findings."""
 
 
 def build_app() -> typer.Typer:
@@ -103,11 +103,11 @@ def _run(arguments: list[str]) -> int:
         code = _answer(arguments)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader of the output (head, less) has exited, which is not worth a word
+    except BrokenPipeError:  # the reader of the output (head, less) has exited: no message needed
         _drop_output()
         return EXIT_BROKEN_PIPE
     except SystemExit as ended:
-        # Typer and Rich end the process with 1 where the pipe is broken, and 1 means findings.
+        # Typer and Rich exit with 1 if the pipe is broken, and 1 means findings.
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
         _drop_output()
@@ -142,13 +142,13 @@ def _asks_for_json(arguments: list[str]) -> bool:
 
 
 def _open_missing_streams() -> None:
-    """Give the program somewhere to write messages and something to read, where the caller has closed the stream."""
+    """Open a substitute for each standard stream that the caller has closed."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
 
 
 def _show_what_the_terminal_can() -> None:
-    """Print question marks for characters that the encoding of the output lacks, as a Latin-1 locale's does."""
+    """Print question marks for characters that the output's encoding lacks, such as that of a Latin-1 locale."""
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
         sys.stdout.reconfigure(errors="replace")
 

@@ -1,6 +1,6 @@
-"""The paths a command is given: checked before anything opens them, and refused in the same words everywhere.
+"""The paths a command is given: checked before anything opens them, with the same error messages everywhere.
 
-A named pipe would be waited for until somebody writes to it; a loop of links, a name that is too long and a folder that
+Opening a named pipe would block until somebody writes to it; a loop of links, a name that is too long and a folder that
 may not be entered are not the same as a path that does not exist.
 """
 
@@ -20,7 +20,7 @@ def check_path(path: str | Path) -> os.stat_result:
     """Return the state of a file or folder.
 
     Raises:
-        ConfigError: there is none, it cannot be reached, or it is a pipe, a socket or a device.
+        ConfigError: it does not exist, cannot be reached, or is a pipe, a socket or a device.
     """
     name = str(path)
     try:

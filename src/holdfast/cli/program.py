@@ -68,7 +68,7 @@ _HINT = "a program's function takes no argument, or the folder, and returns a Ru
 
 
 def program_failed(program: str, error: Exception | SystemExit, *, hint: str = _HINT) -> ConfigError:
-    """Return the error that says where a program failed: an exit code of 1 means something else."""
+    """Return the error that says where a program failed; its own exit code of 1 would mean something else."""
     file = Path(program.rpartition(":")[0]).resolve()
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file]

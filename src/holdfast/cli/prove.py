@@ -1,4 +1,4 @@
-"""`holdfast prove RUN --step N --program FILE.py:FUNCTION`: was it the machine, the samples, or the model?"""
+"""``holdfast prove RUN --step N --program FILE.py:FUNCTION``: was it the machine, the samples, or the model?"""
 
 from __future__ import annotations
 

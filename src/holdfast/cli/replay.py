@@ -1,4 +1,4 @@
-"""`holdfast replay RUN --steps A:B --program FILE.py:FUNCTION`: run recorded steps again and compare the bits."""
+"""``holdfast replay RUN --steps A:B --program FILE.py:FUNCTION``: run recorded steps again and compare the bits."""
 
 from __future__ import annotations
 

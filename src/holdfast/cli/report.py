@@ -1,4 +1,4 @@
-"""`holdfast report PATH`: the page of a run or of any training log, as a single file."""
+"""``holdfast report PATH``: the page of a run or of any training log, as a single file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast runs FOLDER`: every run below a folder, with its verdict, progress, goodput and last checkpoint."""
+"""``holdfast runs FOLDER``: every run below a folder, with its verdict, progress, goodput and last checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast samples STATE --step N`: the samples that a step read or will read, from a saved state alone."""
+"""``holdfast samples STATE --step N``: the samples that a step read or will read, from a saved state alone."""
 
 from __future__ import annotations
 

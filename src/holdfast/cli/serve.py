@@ -1,4 +1,4 @@
-"""`holdfast serve PATH…`: a live page of runs in progress, served from this machine."""
+"""``holdfast serve PATH…``: a live page of runs in progress, served from this machine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ EXAMPLES = examples(
 )
 
 SWITCH_SECONDS = 0.0005
-"""How long the detectors, which look at the runs in the background, may keep an answer waiting at a time: a tenth of
-Python's default. An answer takes its turn hundreds of times (bench/page.py, "opened again")."""
+"""How long the detectors, which run in the background, may hold up a response each time it waits for its turn: a tenth
+of Python's default. A response waits hundreds of times (bench/page.py, "opened again")."""
 
 
 def register(app: typer.Typer) -> None:
@@ -63,7 +63,7 @@ def register(app: typer.Typer) -> None:
         for feed in feeds:
             if isinstance(feed, LogFeed):
                 try:
-                    feed.page()  # read once, here: a page that can show nothing is refused before it is served
+                    feed.page()  # read once here, to refuse a page with nothing to show before serving
                 except UnreadableLogError:
                     log = Path(feed.name)
                     if log.is_dir() or log.stat().st_size > 0:

@@ -1,4 +1,4 @@
-"""`holdfast simulate`: what failures, stragglers and coordination will cost at a given size."""
+"""``holdfast simulate``: what failures, stragglers and coordination will cost at a given size."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def _with_labels(partition: Partition, path: Path) -> Partition:
         values = np.load(path, allow_pickle=False)
     except OSError as error:
         raise ConfigError(f"the labels cannot be read: {error.strerror or error}", file=str(path)) from error
-    except (ValueError, EOFError) as error:  # NumPy's own words would advise to load pickles
+    except (ValueError, EOFError) as error:  # NumPy's own message would advise loading pickles
         raise ConfigError(
             "the labels are not a .npy file of numbers or text", file=str(path), hint="write them with np.save"
         ) from error

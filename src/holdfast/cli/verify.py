@@ -1,4 +1,4 @@
-"""`holdfast verify CKPT`: check every record of a checkpoint; exit 0 sound, 1 damaged, 2 unusable, 3 incomplete."""
+"""``holdfast verify CKPT``: check every record of a checkpoint; exit 0 sound, 1 damaged, 2 unusable, 3 incomplete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast watch STORE`: a live table of a job's workers and the progress of its leased jobs."""
+"""``holdfast watch STORE``: a live table of a job's workers and the progress of its leased jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast when STATE SOURCE INDEX`: the steps at which a sample was or will be read, from a saved state alone."""
+"""``holdfast when STATE SOURCE INDEX``: the steps at which a sample was or will be read, from a saved state alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.cli.stored_schedule import LABELS_HELP, stored_schedule
 __all__ = ["register"]
 
 MAX_EPOCHS = 100_000
-"""Every epoch is computed and printed as one row: a million of them would fill minutes and a screen nobody reads."""
+"""Every epoch is computed and printed as one row: a million would take minutes, and nobody would read them."""
 EXAMPLES = examples("holdfast when runs/exp7 chat 5", "holdfast when state/ wiki 123 --epochs 10 --json")
 
 

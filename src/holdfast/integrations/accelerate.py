@@ -1,8 +1,8 @@
 """A stream in an Accelerate loop: ``batches = prepare(accelerator, loader)``.
 
 ``accelerator.save_state()`` then saves the stream state and ``accelerator.load_state()`` restores it, at any number of
-processes; ``newest_checkpoint(folder)`` passes over those that were never finished. ``accelerator.prepare`` itself
-leaves a holdfast loader alone, and must: its ranks share the data already.
+processes; ``newest_checkpoint(folder)`` skips those that were never finished. ``accelerator.prepare`` itself leaves a
+holdfast loader alone, and must: its data is already split over ranks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PreparedBatches(TrainingStream):
         self._accelerator = accelerator
         self._was_restored = False
         self.remainder = 0
-        """How many samples of the last batch are padding, for ``gather_for_metrics``: there are none."""
+        """The number of padding samples in the last batch, for ``gather_for_metrics``: there are none."""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches from the stream's position."""
@@ -54,12 +54,12 @@ class PreparedBatches(TrainingStream):
             for batch in super().__iter__():
                 yield send_to_device(batch, self._accelerator.device)
         finally:
-            if gradients.initialized:  # the accelerator may be gone before an iteration that was left
+            if gradients.initialized:  # the accelerator may be gone before an abandoned iterator is closed
                 gradients._remove_dataloader(self)
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the batch in hand is the last of an epoch, after which ``accumulate`` makes a step in any case."""
+        """Whether the current batch is the last of an epoch, after which ``accumulate`` always takes a step."""
         loader, schedule = self.loader, self.loader.schedule
         stop = schedule.total_steps
         if loader.config.per_epoch and loader.step:
@@ -75,7 +75,7 @@ class PreparedBatches(TrainingStream):
 
     @property
     def dataset(self) -> IterableDataset[Any]:
-        """What ``accelerate.skip_first_batches`` reads and throws away; refused where the stream has been restored."""
+        """What ``accelerate.skip_first_batches`` reads and discards; refused if the stream has been restored."""
         if self._was_restored:
             raise ConfigError(
                 "load_state has already restored the stream's position: skipping batches now would lose them",
@@ -94,11 +94,11 @@ class _Passed(IterableDataset[Any]):
 
 
 def prepare(accelerator: Accelerator, loader: StreamingShardLoader, **options: Any) -> PreparedBatches:
-    """Return the loader's batches on the accelerator's device, with their place in its checkpoints.
+    """Return the loader's batches on the accelerator's device, with their position saved in its checkpoints.
 
     Args:
         accelerator: the one that prepares the model and optimizer.
-        loader: one rank's batches; rank and world size are the accelerator's own when left to ``torch.distributed``.
+        loader: one rank's batches; rank and world size are the accelerator's own if left to ``torch.distributed``.
         **options: ``folder``, ``model``, ``optimizer``, ``metrics``, ``on_finding`` … of ``TrainingStream``, to record
             the run; then call ``batches.step(loss)`` after every optimizer step.
     """
@@ -112,11 +112,11 @@ def prepare(accelerator: Accelerator, loader: StreamingShardLoader, **options: A
                 "saved between two optimizer steps: Accelerate does not save accumulated gradients, so a run resumed "
                 "from here lacks them; save when accelerator.sync_gradients is True"
             )
-        if output_dir is not None:  # it may be saved over
+        if output_dir is not None:  # it may be overwritten
             unmark(output_dir)
             accelerator.wait_for_everyone()
         path = save(output_dir, *arguments, **choices)
-        accelerator.wait_for_everyone()  # a checkpoint to go back to is one that all ranks have written
+        accelerator.wait_for_everyone()  # a usable checkpoint is one that all ranks have written
         if accelerator.is_main_process or (project.save_on_each_node and accelerator.is_local_main_process):
             mark_finished(path, batches=loader.get_checkpoint().step)
         batches.saved(path)
@@ -125,8 +125,8 @@ def prepare(accelerator: Accelerator, loader: StreamingShardLoader, **options: A
     def load_state(input_dir: str | None = None, *arguments: Any, **choices: Any) -> Any:
         if input_dir is None and project.automatic_checkpoint_naming:
             folder = Path(str(accelerator.project_dir)) / "checkpoints"
-            input_dir = newest_checkpoint(folder)  # where there is none, Accelerate says so
-            # Its own count begins at 0 again, and a number that is taken, by a torn one too, stops the next save.
+            input_dir = newest_checkpoint(folder)  # if there is none, Accelerate raises
+            # Its own count restarts at 0, and the next save fails if the number is taken, even by a torn checkpoint.
             taken = (re.fullmatch(r"checkpoint_(\d+)", path.name) for path in folder.glob("checkpoint_*"))
             project.iteration = max([project.iteration, *(int(each[1]) + 1 for each in taken if each)])
         return load(input_dir, *arguments, **choices)
@@ -136,8 +136,8 @@ def prepare(accelerator: Accelerator, loader: StreamingShardLoader, **options: A
 
 
 def newest_checkpoint(folder: str | Path) -> str | None:
-    """Return the checkpoint in a folder that is whole and has the most batches behind it; None where there is none.
+    """Return the complete checkpoint in a folder that was trained on the most batches; None if there is none.
 
-    Pass it on to Accelerate: ``accelerator.load_state(newest)``.
+    Pass it to Accelerate: ``accelerator.load_state(newest)``.
     """
     return newest_finished(folder)

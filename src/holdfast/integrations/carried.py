@@ -1,4 +1,4 @@
-"""Whether the newest checkpoint of a trainer in a folder holds the stream's position; ``holdfast doctor`` asks."""
+"""Whether the newest checkpoint of a trainer in a folder holds the stream's position, for ``holdfast doctor``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Carried:
     """What a trainer's newest checkpoint holds of the stream.
 
     Attributes:
-        trainer: whose checkpoint it is.
-        checkpoint: its path.
-        batches: how many batches were trained on, as the stream counts them; None where it holds no stream state, or
-            where that cannot be told.
-        fault: why the checkpoint cannot be resumed from, or why that cannot be told; empty where it can be read.
+        trainer: the name of the trainer.
+        checkpoint: the path of the checkpoint.
+        batches: how many batches were trained on, as the stream counts them; None if it holds no stream state, or if
+            that is unknown.
+        fault: why the checkpoint cannot be resumed from, or why that is unknown; empty if it can be read.
     """
 
     trainer: str
@@ -54,7 +54,7 @@ def _lightning(folder: Path) -> Iterator[Carried]:
         return
     try:
         state = _load(path)
-    except Exception as error:  # whatever torch says of a torn file, or of one that holds more than data
+    except Exception as error:  # whatever torch raises for a torn file, or for one that holds more than data
         yield Carried("lightning", str(path), None, f"it cannot be read safely: {_first_line(error)}")
         return
     loaders = _at(state, "loops", "fit_loop", "state_dict", "combined_loader")
@@ -82,7 +82,7 @@ def _accelerate(folder: Path) -> Iterator[Carried]:
 
 
 def _ray(folder: Path) -> Iterator[Carried]:
-    """Yield what the newest checkpoint of a Ray Train run holds; Ray names them by the time they were reported."""
+    """Yield what the newest checkpoint of a Ray Train run holds; Ray names checkpoints by the time of their report."""
     path = max((each for each in folder.glob("**/checkpoint_*") if _is_rays(each)), default=None)
     if path is not None:
         state = read_state(path)
@@ -91,7 +91,7 @@ def _ray(folder: Path) -> Iterator[Carried]:
 
 
 def _is_rays(path: Path) -> bool:
-    """Return whether a folder is a checkpoint that Ray Train keeps, which writes down its own beside it."""
+    """Return whether a folder is a checkpoint kept by Ray Train, which lists its checkpoints beside them."""
     return path.is_dir() and (path.parent / "checkpoint_manager_snapshot.json").exists()
 
 

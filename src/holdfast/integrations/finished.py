@@ -1,7 +1,7 @@
-"""Which of Accelerate's checkpoints are whole: a job may be killed while it saves.
+"""Which of Accelerate's checkpoints are complete: a job may be killed while it saves.
 
-Accelerate writes into a folder file by file, from every process. When all have written, a file that holds the size of
-each of the others is put beside them: a folder without it was never finished.
+Accelerate writes into a folder file by file, from every process. When all have written, a file with the sizes of all
+others is added: a folder without it was never finished.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = "holdfast_finished.json"
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What is written when a checkpoint is whole.
+    """What is written when a checkpoint is complete.
 
     Attributes:
         batches: how many batches the model was trained on, as the stream counts them.
@@ -37,7 +37,7 @@ FINISHED = Format("mark of a finished checkpoint", Finished, version=1)
 
 
 def mark_finished(folder: str | Path, *, batches: int) -> None:
-    """Say that every process has written its part of a checkpoint."""
+    """Mark a checkpoint as complete: every process has written its part."""
     temporary = Path(folder) / f".{NAME}.tmp"
     content = FINISHED.to_json(Finished(batches, file_sizes(folder)))
     temporary.write_text(json.dumps(content), encoding="utf-8")
@@ -45,14 +45,14 @@ def mark_finished(folder: str | Path, *, batches: int) -> None:
 
 
 def unmark(folder: str | Path) -> None:
-    """Say that a checkpoint, if there is one, is about to be saved over."""
+    """Remove the mark of a checkpoint, if any, that is about to be overwritten."""
     (Path(folder) / NAME).unlink(missing_ok=True)
 
 
 def newest_finished(folder: str | Path) -> str | None:
-    """Return the whole checkpoint in a folder with the most batches behind it; None where there is none.
+    """Return the complete checkpoint in a folder that was trained on the most batches; None if there is none.
 
-    Pass it on to Accelerate: ``accelerator.load_state(newest)``.
+    Pass it to Accelerate: ``accelerator.load_state(newest)``.
     """
     found = []
     for path in Path(folder).glob(f"*/{NAME}"):

@@ -1,8 +1,8 @@
 """A stream inside Lightning 2: ``Trainer(callbacks=[HoldfastCallback()])`` and the loader as ``train_dataloader``.
 
-Lightning saves the state of a loader in its own checkpoints and restores it before it reads. But it reads one batch
-ahead where a loader has no length, and what it saves is then one batch further than what the model has seen. The
-callback acknowledges each batch when it was trained on, so that what Lightning saves is what the model has seen.
+Lightning saves the state of a loader in its own checkpoints and restores it before it reads. But if a loader has no
+length, it reads one batch ahead, and saves a position one batch beyond what the model has seen. The callback
+acknowledges each batch once it was trained on, so that Lightning saves exactly what the model has seen.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class HoldfastCallback(Callback):
 
     Args:
         folder: record the run there: every step, finding and checkpoint; None records nothing.
-        metrics: a ``MetricsAggregator``; it is given what the batches hold under ``metrics`` once they were trained
-            on, and its state travels in the checkpoints.
+        metrics: a ``MetricsAggregator``; it gets each batch's ``metrics`` once the batch was trained on, and its state
+            is saved in the checkpoints.
         on_finding: what to do about findings, as for ``Run``; anything but ``"log"`` needs ``folder``.
         alerts: where alerts go.
-        rollback: how to roll back. ``fit`` of this module enters the trainer again; Lightning's own ends the process
+        rollback: how to roll back. This module's ``fit`` restarts the trainer; with Lightning's own the process ends
             with exit code 75.
     """
 
@@ -64,14 +64,14 @@ class HoldfastCallback(Callback):
         self._losses: list[torch.Tensor] = []
         self._steps = 0
         self._restored = TrainerState()
-        self._epoch_length: int | None = None  # of the epoch to come, after a resume from the end of one
-        self._validate_every: int | None = None  # epochs, while Lightning is not to compare batches with them
+        self._epoch_length: int | None = None  # of the next epoch, after a resume from the end of one
+        self._validate_every: int | None = None  # epochs; set aside while Lightning must not compare batches with it
         self._accumulated = 0  # batches since the last optimizer step
         self.record: TrainerRecord | None = None
         """The run's record, while it trains."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Switch acknowledgement on before Lightning takes its first batch."""
+        """Turn on acknowledgement before Lightning takes its first batch."""
         if stage != "fit":
             return
         source = trainer.fit_loop._data_source
@@ -89,13 +89,13 @@ class HoldfastCallback(Callback):
                         hint="train on a source of that many samples, with per_epoch=True",
                     )
                 loader.require_acknowledgement()
-                loader.take_back()  # an earlier fit() may have ended with a batch in hand
+                loader.take_back()  # an earlier fit() may have ended with a batch not yet trained on
             for earlier, later in zip(streams, streams_of(found), strict=False):
                 continue_from(earlier, later)  # Lightning may create new loaders every few epochs
             streams[:] = streams_of(found)
             restore_at_epoch_end(trainer, found)
             if trainer.fit_loop.restarting and isinstance(trainer.val_check_interval, int):
-                # It would refuse an interval that is longer than what is left of the epoch.
+                # Lightning would refuse an interval longer than what is left of the epoch.
                 self._validate_every, trainer.check_val_every_n_epoch = trainer.check_val_every_n_epoch, None
             return found
 
@@ -115,7 +115,7 @@ class HoldfastCallback(Callback):
         vars(trainer)["save_checkpoint"] = save_checkpoint
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what Lightning saves beside the loader's state; all ranks call it."""
+        """Return what Lightning saves in addition to the loader's state; all ranks call it."""
         return collect_state(metrics=self._metrics, record=self.record)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -142,9 +142,9 @@ class HoldfastCallback(Callback):
         length = length_of_resumed_epoch(trainer, progress.current.completed + at_batch_end)
         fetcher = fit_loop._data_fetcher
         if length is None or fetcher is None:
-            pass  # no stream says how long an epoch is
+            pass  # no stream determines the length of an epoch
         elif progress.is_last_batch and (at_batch_end or fit_loop.restarted_mid_epoch):
-            # The checkpoint was saved at the end of an epoch. Lightning compares how long it was with the next one.
+            # The checkpoint was saved at the end of an epoch. Lightning compares its length with that of the next one.
             self._epoch_length, fit_loop.max_batches = length_of_epoch(trainer), progress.current.ready
             fetcher.length = self._epoch_length
             place_validation(trainer, progress.current.ready)
@@ -158,7 +158,7 @@ class HoldfastCallback(Callback):
         if self._recording is None or not loaders:
             return
         in_hand = loaders[0].unacknowledged
-        loaders[0].take_back()  # what a rollback leaves out may begin with the batch that was read ahead
+        loaders[0].take_back()  # the batches that a rollback skips may begin with the one that was read ahead
         schedulers = trainer.lr_scheduler_configs
         self.record = TrainerRecord(
             self._recording,
@@ -174,27 +174,27 @@ class HoldfastCallback(Callback):
             iter(trainer.fit_loop._data_fetcher)  # reads ahead again, from the stream's position
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tell Lightning how long this epoch is; it asks once, and epochs of a stream may differ by a batch."""
+        """Set the length of this epoch in Lightning, which asks only once; epochs of a stream may differ by a batch."""
         length = length_of_epoch(trainer)
         if length is not None:
             trainer.fit_loop.max_batches = length
             place_validation(trainer, length)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Let Lightning know how long the epoch is that it has begun after a resume."""
+        """Set the length of the epoch that Lightning has begun after a resume."""
         if self._epoch_length is not None:
             trainer.fit_loop.max_batches, self._epoch_length = self._epoch_length, None
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the batch as seen by the model, record the step it ends, and go back where that was agreed on.
+        """Count the batch as seen by the model, record the step it ends, and roll back if the ranks agreed on that.
 
         Raises:
-            Restart: the run was rolled back; ``fit`` of this module enters the trainer again.
+            Restart: the run was rolled back; this module's ``fit`` restarts the trainer.
         """
         for loader in streams_of(trainer.train_dataloader):
-            if loader.unacknowledged:  # a combined loader continues without those of its parts that have ended
+            if loader.unacknowledged:  # a combined loader continues without the loaders that have ended
                 loader.acknowledge()
         if self._metrics is not None and isinstance(batch, dict):
             self._metrics.update(batch.get("metrics", []))
@@ -209,7 +209,7 @@ class HoldfastCallback(Callback):
             self._losses.append(loss.detach())
         if has_stepped:
             losses, self._losses = self._losses, []
-            # Lightning has divided each batch's loss by how many are accumulated, also where an epoch ends before that.
+            # Lightning has divided each batch's loss by the number to accumulate, even if the epoch ends before that.
             divided_by = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             loss = sum(losses) * (divided_by / len(losses)) if losses else None
             back_to = self.record.step(loss, batches=max(1, len(losses)))
@@ -224,30 +224,30 @@ class HoldfastCallback(Callback):
             self.record.measure_unclipped(optimizer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Act on what the last step shows, which all ranks have made.
+        """Act on the findings of the last step, which all ranks have taken.
 
         Raises:
-            Restart: as ``on_train_batch_end`` does.
+            Restart: as in ``on_train_batch_end``.
         """
         back_to = self.record.finish() if self.record is not None else None
         if back_to is not None:
             raise Restart(back_to)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count batches that the module chose not to train on: they are not offered again."""
+        """Count batches that the module chose not to train on, so that they do not come again."""
         if trainer.num_training_batches != float("inf"):  # with a length nothing is read ahead
             for loader in streams_of(trainer.train_dataloader):
                 if loader.unacknowledged:
                     loader.acknowledge(loader.unacknowledged)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the evaluation's time and figures apart from the training's."""
+        """Record the evaluation's time and figures separately from the training's."""
         if self.record is not None and not trainer.sanity_checking:
             figures = {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
             self.record.evaluation("validation", figures)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Close the run's log, which Lightning's teardown does not reach then."""
+        """Close the run's log, because Lightning does not call ``teardown`` after an exception."""
         self._close(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -266,9 +266,9 @@ def fit(trainer: Trainer, model: LightningModule, *arguments: Any, ckpt_path: An
 
     Args:
         trainer: one with a ``HoldfastCallback(folder, on_finding="rollback")``.
-        model: what is trained.
+        model: the model to train.
         *arguments: as for ``trainer.fit``.
-        ckpt_path: the checkpoint to begin with.
+        ckpt_path: the checkpoint to start from.
         **options: as for ``trainer.fit``.
     """
 
@@ -281,9 +281,9 @@ def fit(trainer: Trainer, model: LightningModule, *arguments: Any, ckpt_path: An
 
 
 def _do_not_save_again(trainer: Trainer) -> None:
-    """Let ``ModelCheckpoint`` remember that it saved at the step that is resumed from.
+    """Make ``ModelCheckpoint`` remember that it saved at the step that is resumed from.
 
-    It forgets, and where batches are accumulated saves again after the first of them, whose gradient is then lost.
+    It forgets and, if batches are accumulated, saves again after the first of them, whose gradient is then lost.
     """
     for callback in trainer.checkpoint_callbacks:
         if not isinstance(callback, ModelCheckpoint) or not callback._every_n_train_steps:

@@ -1,9 +1,9 @@
-"""How long Lightning's epochs are where streams say so, and how Lightning learns it.
+"""The lengths of Lightning's epochs, if streams determine them.
 
-Lightning asks its loaders once how long they are, and takes that for the length of every epoch. The epochs of a stream
-differ by a batch where the samples are not a multiple of the batch size, those of several streams end at different
-times, and after a resume at another number of processes a loader counts what it delivers now. So the length is told:
-at the beginning of every epoch, and within the epoch that is resumed.
+Lightning asks its loaders for their length once, and uses it for every epoch. The epochs of a stream differ by a batch
+if the samples are not a multiple of the batch size, those of several streams end at different times, and after a resume
+at another number of processes a loader counts what it delivers now. So the length is set again at the beginning of
+every epoch, and within the epoch that is resumed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = [
 
 
 def streams_of(loaders: Any) -> Iterator[StreamingShardLoader]:
-    """Yield the holdfast loaders among whatever a ``train_dataloader`` may return."""
+    """Yield the holdfast loaders in whatever ``train_dataloader`` returns."""
     for loader in _combined(loaders).flattened:
         if isinstance(loader, StreamingShardLoader):
             yield loader
 
 
 def length_of_epoch(trainer: Trainer) -> int | None:
-    """Return how many batches the epoch that begins has, by one stream or by several; None where no stream says."""
+    """Return how many batches the epoch that begins has, for one stream or several; None if no stream determines it."""
     combined = trainer.fit_loop._combined_loader
     if combined is None or not _streams_end_epochs(trainer):
         return None
@@ -48,10 +48,10 @@ def length_of_epoch(trainer: Trainer) -> int | None:
 
 
 def length_of_resumed_epoch(trainer: Trainer, done: int) -> int | None:
-    """Return how many batches the epoch that is resumed has: what was done of it, at whatever size, and what is left.
+    """Return how many batches the resumed epoch has: those done, at whatever world size, and those left.
 
     Args:
-        trainer: whose loaders have been restored.
+        trainer: the trainer, with its loaders restored.
         done: how many batches of the epoch the model has seen.
     """
     combined = trainer.fit_loop._combined_loader
@@ -64,7 +64,7 @@ def length_of_resumed_epoch(trainer: Trainer, done: int) -> int | None:
 
 
 def restore_at_epoch_end(trainer: Trainer, loaders: Any) -> None:
-    """Restore the streams from a checkpoint of an epoch's end, where Lightning lets every loader begin again."""
+    """Restore the streams from a checkpoint at the end of an epoch, where Lightning would restart every loader."""
     fit_loop = trainer.fit_loop
     states = fit_loop._combined_loader_states_to_load
     if fit_loop.restarting or not states:
@@ -76,7 +76,7 @@ def restore_at_epoch_end(trainer: Trainer, loaders: Any) -> None:
 
 
 def continue_from(earlier: StreamingShardLoader, later: StreamingShardLoader) -> None:
-    """Let a new loader continue where an earlier one of the same stream stopped, instead of starting over."""
+    """Make a new loader continue where an earlier one of the same stream stopped, instead of starting over."""
     state = earlier.state_dict()
     if later is not earlier and later.state_dict()["fingerprint"] == state["fingerprint"]:
         later.load_state_dict(state)
@@ -99,14 +99,14 @@ def _streams_end_epochs(trainer: Trainer) -> bool:
 
 
 def _left(loader: Any) -> int | float:
-    """Return how many batches a loader has until its epoch ends."""
+    """Return how many batches a loader has left in its epoch."""
     if isinstance(loader, StreamingShardLoader) and loader.config.per_epoch:
         return loader.batches_left_of_epoch
     return math.inf
 
 
 def _has_ended_within(loader: Any, batches: int) -> bool:
-    """Return whether an epoch of the loader has ended within its last batches: it was cycled, and says nothing more."""
+    """Return whether the loader's epoch ended within its last batches: it was cycled, so its length says nothing."""
     if not isinstance(loader, StreamingShardLoader) or not loader.config.per_epoch:
         return False
     schedule, step = loader.schedule, loader.get_checkpoint().step

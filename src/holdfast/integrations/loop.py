@@ -1,7 +1,7 @@
 """A stream in a loop that saves its own checkpoints: torchtitan's, a plain one with torch's DCP, Accelerate's, Ray's.
 
-``TrainingStream`` is a loader, the metrics and the run's record as one thing with a state (a DCP ``Stateful``):
-whatever saves and restores that state resumes exactly, at any number of processes.
+``TrainingStream`` is a loader, the metrics and the run's record as one stateful object (a DCP ``Stateful``): a loop
+that saves and restores that state resumes exactly, at any number of processes.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ STATE_KEY = "holdfast"
 
 
 class TrainingStream:
-    """Batches to train on, with everything about them that a checkpoint must hold.
+    """Batches to train on, with all of their state that a checkpoint must hold.
 
     Args:
-        loader: one rank's batches; rank and world size are the job's own when left to ``torch.distributed``.
+        loader: one rank's batches; rank and world size are the job's own if left to ``torch.distributed``.
         folder: record the run there; needs ``model`` and ``optimizer``.
-        model: what is trained.
-        optimizer: whose gradients are measured.
-        scheduler: of the learning rate.
-        metrics: a ``MetricsAggregator``, whose state travels in the checkpoints.
-        config: whatever describes the run; written to the log.
+        model: the model that is trained.
+        optimizer: the optimizer whose gradients are measured.
+        scheduler: the scheduler of the learning rate.
+        metrics: a ``MetricsAggregator``, whose state is saved in the checkpoints.
+        config: a description of the run; written to the log.
         on_finding: what to do about findings, as for ``Run``; anything but ``"log"`` needs ``folder``.
         alerts: where alerts go.
         rollback: how to roll back.
-        restore: loads one of the loop's checkpoints, this stream's state included. With it a rollback happens inside
-            the loop; without it ``step`` raises ``Restart``, which ends the process with exit code 75.
+        restore: loads one of the loop's checkpoints, including this stream's state. With it, a rollback happens inside
+            the loop; without it, ``step`` raises ``Restart``, which ends the process with exit code 75.
 
     Example:
         >>> stream = TrainingStream(loader, folder="runs/exp7", model=model, optimizer=optimizer)  # doctest: +SKIP
@@ -71,7 +71,7 @@ class TrainingStream:
         self.loader = loader
         self.metrics = metrics
         self.step_number = 0
-        """How many steps are done; a rollback takes it back."""
+        """The number of steps done; a rollback lowers it."""
         self.record: TrainerRecord | None = None
         """The run's record, from the first batch on."""
         self._recording = recording_of(folder, on_finding=on_finding, alerts=alerts, rollback=rollback)
@@ -84,11 +84,11 @@ class TrainingStream:
         self._taken = 0
 
     def __len__(self) -> int:
-        """Return the number of batches, where there is an end."""
+        """Return the number of batches, if there is an end."""
         return len(self.loader)
 
     def __bool__(self) -> bool:
-        """Return whether there are batches, also where there is no end."""
+        """Return whether there are batches, even if there is no end."""
         return bool(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -111,20 +111,19 @@ class TrainingStream:
                 monitors=self._restored.monitors,
                 **self._parts,
             )
-            atexit.register(self.close)  # a program that does not close it still writes its last step down
+            atexit.register(self.close)  # a program that does not close it still records its last step
 
     def step(self, loss: Any = None, *, grad_norm: Any = None, **metrics: Any) -> None:
-        """Say that an optimizer step was made on the batches taken since the last one.
+        """Report an optimizer step on the batches taken since the last one.
 
         Args:
-            loss: its loss; a tensor is read when the next step has been made. What is recorded is the mean over the
-                ranks that have one.
-            grad_norm: the norm of its gradient before clipping, where the program has it; else it is measured as the
+            loss: its loss; a tensor is read after the next step. The mean over the ranks that have one is recorded.
+            grad_norm: the norm of its gradient before clipping, if the program has it; otherwise it is measured as the
                 optimizer sees it.
             **metrics: any other numbers.
 
         Raises:
-            Restart: the run was rolled back, and the loop has not said how to restore a checkpoint.
+            Restart: the run was rolled back, and ``restore`` was not given.
             RunStoppedError: a finding stops the run.
         """
         self.step_number += 1
@@ -135,7 +134,7 @@ class TrainingStream:
         self._go_back(self.record.step(loss, batches=batches, grad_norm=grad_norm, **metrics))
 
     def _go_back(self, checkpoint: Path | None) -> bool:
-        """Go back to a checkpoint, or out of the program, where all ranks have agreed on that; returns whether."""
+        """Go back to a checkpoint, or leave the program, if all ranks have agreed on it; return whether they have."""
         if checkpoint is None:
             return False
         if self._restore is None or self.record is None:
@@ -146,7 +145,7 @@ class TrainingStream:
         return True
 
     def saved(self, path: str | Path) -> None:
-        """Say that the loop has saved a checkpoint; all ranks call it."""
+        """Report that the loop has saved a checkpoint; all ranks call it."""
         if self.record is not None:
             self.record.checkpoint(path, metrics=self.metrics)
 
@@ -159,7 +158,7 @@ class TrainingStream:
         """Continue from a state, at any number of processes.
 
         Raises:
-            StateError: it is not such a state.
+            StateError: it is not the state of a ``TrainingStream``.
         """
         try:
             saved = TRAINER_STATE.from_json(json.loads(state_dict[STATE_KEY]))
@@ -173,7 +172,7 @@ class TrainingStream:
         self.step_number, self._restored, self._taken = saved.step, saved, 0
 
     def close(self) -> None:
-        """Close the run's log and let the folder go; closing twice is harmless."""
+        """Close the run's log and release the folder; closing twice is harmless."""
         record, self.record = self.record, None
         atexit.unregister(self.close)
         if record is not None:
@@ -190,7 +189,7 @@ class TrainingStream:
 
 
 def _plain(optimizer: Any) -> Any:
-    """Return torch's optimizer inside what may be wrapped around it."""
+    """Return torch's optimizer, without any wrapper around it."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer

@@ -1,8 +1,8 @@
-"""holdfast on Ray: Ray schedules, retries and scales; holdfast decides the order, and that everything is done once.
+"""holdfast on Ray: Ray schedules, retries and scales; holdfast decides the order, and ensures that work is done once.
 
-``leased_map`` lets Ray's actors work off a dataset's chunks under lease: an actor that dies, or whose node does, is
-started again by Ray wherever there is room, and what it had in hand is taken over meanwhile. ``HoldfastDatasource``
-reads any ordered dataset into Ray Data, each block a run of positions.
+``leased_map`` has Ray actors process a dataset's chunks under lease: if an actor or its node dies, Ray restarts the
+actor wherever there is room, and its chunks are taken over in the meantime. ``HoldfastDatasource`` reads any ordered
+dataset into Ray Data, each block a run of positions.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ def leased_map(
     heartbeat: float = 5.0,
     **options: Any,
 ) -> list[Done]:
-    """Let Ray's actors call a function for each chunk of a dataset, exactly once; return every commit.
+    """Have Ray actors call a function for each chunk of a dataset, exactly once; return every commit.
 
-    Call it again after any failure, of the driver too: with a durable store or a ``folder`` the job continues where it
-    stopped.
+    Call it again after any failure, including the driver's: with a durable store or a ``folder`` the job continues
+    where it stopped.
 
     Args:
-        dataset: what is read.
-        work: gets a leased chunk and returns its payload; commits are made by holdfast.
+        dataset: the dataset to read.
+        work: takes a leased chunk and returns its payload; holdfast makes the commits.
         store: the address of a store that every node can reach, see ``open_store``.
-        workers: how many actors.
-        actor_options: what each actor asks Ray for: ``{"num_cpus": 1, "num_gpus": 1}``.
+        workers: number of actors.
+        actor_options: the resources that each actor requests from Ray: ``{"num_cpus": 1, "num_gpus": 1}``.
         ttl: seconds of silence after which an actor's chunks are taken over.
         heartbeat: seconds between an actor's signs of life.
-        **options: of ``StreamCoordinator.lease``: ``name``, ``batch_size``, ``chunk_size``, ``folder``, ``sink`` ….
+        **options: options of ``StreamCoordinator.lease``: ``name``, ``batch_size``, ``chunk_size``, ``folder``, ….
 
     Raises:
         DeadLetterError: some chunks were given up, unless ``on_error="skip"``.
@@ -70,7 +70,7 @@ def leased_map(
     if on_error not in ("raise", "skip"):
         raise ConfigError("on_error must be 'raise' or 'skip'", on_error=on_error)
     plan = {"store": store, "workers": workers, "ttl": ttl, "heartbeat": heartbeat, "lease": options}
-    # Ray starts an actor again, and calls it again, as often as it takes; holdfast knows what is done.
+    # Ray restarts an actor, and repeats its call, as often as needed; holdfast knows what is done.
     remote = ray.remote(max_restarts=-1, max_task_retries=-1, **(actor_options or {}))(_Worker)
     shared = ray.put(dataset)
     actors: list[Any] = [remote.remote(shared, work, plan) for _ in range(workers)]
@@ -86,7 +86,7 @@ def leased_map(
             f"{len(dead)} chunks were given up, all others are committed; chunk {dead[0].chunk}: "
             f"{dead[0].error.strip().rpartition(chr(10))[2]}",
             chunks=[end.chunk for end in dead[:20]],
-            hint="fix the cause; a job with a folder then takes `holdfast job retry FOLDER`",
+            hint="fix the cause; then, for a job with a folder, run `holdfast job retry FOLDER`",
         )
     return [end for end in ends if isinstance(end, Done)]
 
@@ -126,13 +126,13 @@ def _ends(dataset: OrderedDataset, plan: Mapping[str, Any]) -> list[Done | Dead]
 class HoldfastDatasource(Datasource):
     """An ordered dataset for ``ray.data.read_datasource``: rows in the dataset's order, with their positions.
 
-    Ray Data may hand blocks out in any order; where rows must come in ours, set
+    Ray Data may return blocks in any order; if the dataset's order matters, set
     ``ray.data.DataContext.get_current().execution_options.preserve_order = True``, or sort by ``position``.
 
     Args:
-        dataset: what is read; sent to the tasks, so it must be small: paths, not arrays.
+        dataset: the dataset to read; sent to the tasks, so it must be small: paths, not arrays.
         batch_size: rows that are read together.
-        positions: which positions of its order; None for one epoch.
+        positions: the positions of its order to read; None for one epoch.
         position_column: the name of the column that holds each row's position; empty for none.
     """
 
@@ -158,7 +158,7 @@ class HoldfastDatasource(Datasource):
         self._row_bytes = max(1, BlockAccessor.for_block(first).size_bytes())
 
     def estimate_inmemory_data_size(self) -> int:
-        """Return the size of all rows, as one of them suggests."""
+        """Return the size of all rows, estimated from one of them."""
         return self._row_bytes * len(self._positions)
 
     def get_read_tasks(

@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["STATE_FILE", "read_state", "write_state"]
 
 STATE_FILE = "holdfast_stream.json"
-"""Not ``holdfast.json``, which is the manifest of a checkpoint that ``holdfast.checkpoint.save`` wrote there."""
+"""Not ``holdfast.json``, which is the manifest of a checkpoint written there by ``holdfast.checkpoint.save``."""
 EARLIER_FILE = "holdfast.json"
 """Where development versions before 0.2.0 put the state."""
 
@@ -24,7 +24,7 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_state(folder: Path) -> Any:
-    """Return what a folder holds in place of a state; None where there is nothing that can be read."""
+    """Return the content of a folder's state file, unchecked; None if there is nothing that can be read."""
     path = next((folder / name for name in (STATE_FILE, EARLIER_FILE) if (folder / name).exists()), None)
     try:
         return None if path is None else json.loads(path.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 """A stream in Ray Train: ``stream = prepare(loader)`` and ``report(…, checkpoint=checkpoint(stream, folder))``.
 
-``ray.train.report`` keeps whatever lies in a checkpoint's folder and hands it to the workers it starts again, be they
-as many as before or not. So the stream's state is one file there. Ray decides when workers are started again, and how
-many; which samples they train on does not depend on it.
+``ray.train.report`` keeps everything in a checkpoint's folder and passes it to the workers it restarts, whether or not
+their number is the same. So the stream's state is one file there. Ray decides when workers are restarted, and how many;
+which samples they train on does not depend on it.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ def prepare(loader: StreamingShardLoader, **options: Any) -> TrainingStream:
 
 
 def checkpoint(stream: TrainingStream, folder: str | Path) -> ray.train.Checkpoint | None:
-    """Put the stream's state beside what the program has saved in a folder, for ``ray.train.report``.
+    """Add the stream's state to what the program has saved in a folder, for ``ray.train.report``.
 
     All workers call it.
 
     Args:
         stream: what ``prepare`` returned.
-        folder: this worker's folder with model and optimizer, in any format; workers other than the first may have
-            left it empty.
+        folder: this worker's folder with model and optimizer, in any format; workers other than the first may leave it
+            empty.
 
     Returns:
-        The checkpoint to report; None where a worker has nothing to add.
+        The checkpoint to report; None if a worker has nothing to add.
     """
     state = stream.state_dict()
     place = Path(folder)

@@ -1,8 +1,8 @@
-"""Going back inside a trainer: the way out of its loop, and the file that says where to continue.
+"""Rolling back inside a trainer: the exception that leaves its loop, and the file that says where to continue.
 
-A trainer's loop cannot jump. So a rollback writes its decision to the run's log, moves the checkpoints of the branch
-that is given up aside, and leaves through ``Restart``. ``train_again`` enters the trainer again from the chosen
-checkpoint; otherwise the process ends with exit code 75 and the launcher starts it again.
+A trainer's loop cannot jump. So a rollback writes its decision to the run's log, moves the checkpoints of the abandoned
+branch aside, and raises ``Restart``. ``train_again`` restarts the trainer from the chosen checkpoint; otherwise the
+process ends with exit code 75 and the launcher starts it again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RESUME_FILE = "RESUME.json"
 
 
 class Restart(SystemExit):
-    """Ends the trainer's loop; uncaught it ends the process with exit code 75.
+    """Ends the trainer's loop; if not caught, it ends the process with exit code 75.
 
     Attributes:
         checkpoint: the trainer's checkpoint to continue from.
@@ -52,7 +52,7 @@ def train_again(train: Callable[[Any], T], checkpoint: Any) -> T:
 
     Args:
         train: called with a checkpoint to continue from.
-        checkpoint: the one to begin with.
+        checkpoint: the first checkpoint.
     """
     while True:
         try:
@@ -66,14 +66,14 @@ def reachable(events: Iterable[Mapping[str, Any]]) -> dict[Path, int]:
     found: dict[Path, int] = {}
     for event in events:
         if event["event"] == "checkpoint":
-            found[Path(event["path"])] = event["step"]  # one written again, as "last" is, holds its newest step only
+            found[Path(event["path"])] = event["step"]  # an overwritten one, such as "last", holds only its newest
         elif event["event"] == "rollback":
             found = {path: step for path, step in found.items() if step <= event["to"]}
     return {path: step for path, step in sorted(found.items(), key=lambda entry: entry[1]) if path.exists()}
 
 
 def abandon(checkpoints: Mapping[Path, int], *, after: int, number: int) -> list[str]:
-    """Move checkpoints taken after a step into a folder beside them, where no trainer looks for its newest."""
+    """Move checkpoints saved after a step into a folder beside them, where no trainer looks for its newest."""
     moved = []
     for path, step in checkpoints.items():
         if step > after and path.exists():
@@ -85,7 +85,7 @@ def abandon(checkpoints: Mapping[Path, int], *, after: int, number: int) -> list
 
 
 def write_resume_file(folder: Path, decision: Mapping[str, Any]) -> None:
-    """Say from which checkpoint, and because of what, the next start continues."""
+    """Write the file that says from which checkpoint the next start continues, and why."""
     temporary = folder / f".{RESUME_FILE}.tmp"
     finding = decision["finding"]
     content = {
@@ -99,12 +99,12 @@ def write_resume_file(folder: Path, decision: Mapping[str, Any]) -> None:
 
 
 def resume_path(folder: str | Path) -> str | None:
-    """Return the checkpoint from which a run that was rolled back continues; None where it was not.
+    """Return the checkpoint from which a rolled-back run continues; None if it was not rolled back.
 
-    Pass it on to the trainer: ``trainer.train(resume_from_checkpoint=resume_path("runs/exp7") or True)``.
+    Pass it to the trainer: ``trainer.train(resume_from_checkpoint=resume_path("runs/exp7") or True)``.
 
     Raises:
-        StateError: the file is there and cannot be read.
+        StateError: the file exists but cannot be read.
     """
     try:
         found = json.loads((Path(folder) / RESUME_FILE).read_text(encoding="utf-8"))["checkpoint"]

@@ -1,8 +1,8 @@
-"""A loader as the Hugging Face ``Trainer`` wants to see it.
+"""A loader in the form that the Hugging Face ``Trainer`` expects.
 
-The trainer counts epochs by ``len(dataloader)`` and, on resume, throws away the batches of the epoch it has trained on.
-``TrainerBatches`` plays along: each of the trainer's epochs has the same number of batches, and what it throws away are
-placeholders, so that nothing is read twice and nothing is lost.
+The trainer counts epochs by ``len(dataloader)`` and, on resume, discards the batches of the epoch that it has already
+trained on. ``TrainerBatches`` accommodates this: each of the trainer's epochs has the same number of batches, and it
+discards placeholders, so that nothing is read twice and nothing is lost.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["TrainerBatches"]
 
 
 class TrainerBatches:
-    """A loader as the trainer wants to see it: epochs of equal length, and batches it may throw away on resume.
+    """A loader in the form the trainer expects: epochs of equal length, and placeholders to discard on resume.
 
     Args:
         loader: where the batches come from.
-        metrics: a ``MetricsAggregator`` for what the batches hold under ``metrics``; it travels in the checkpoints.
+        metrics: a ``MetricsAggregator`` for the batches' ``metrics``; its state is saved in the checkpoints.
         recording: where the run is recorded, and what is done about findings; None records nothing.
     """
 
@@ -50,25 +50,25 @@ class TrainerBatches:
         self._length: int | None = None
         self._thrown_away = 0
         self.is_over = False
-        """Whether the trainer has made all its steps: it would make one more before it asks."""
+        """Whether the trainer has taken all its steps: it would take one more before it checks."""
 
     def __len__(self) -> int:
-        """Return the number of batches the trainer counts as an epoch; a ``TypeError`` where there is no end."""
+        """Return the number of batches the trainer counts as an epoch; raise ``TypeError`` if there is no end."""
         if self._length is None:  # asked before any state is loaded: a later epoch may be a batch shorter or longer
             self._length = len(self.loader)
         return self._length
 
     def __bool__(self) -> bool:
-        """Return whether there are batches, also where there is no end."""
+        """Return whether there are batches, even if there is no end."""
         return bool(self.loader)
 
     def will_throw_away(self, batches: int) -> None:
-        """Begin the next iteration with placeholders, which the trainer throws away to get to where it was."""
+        """Begin the next iteration with placeholders, which the trainer discards to get back to its position."""
         self._thrown_away = batches
 
     @property
     def dataset(self) -> IterableDataset[Any]:
-        """What ``accelerate.skip_first_batches`` iterates in place of this object."""
+        """What ``accelerate.skip_first_batches`` iterates instead of this object."""
         return _WithPlaceholders(self)
 
     def __iter__(self) -> Iterator[Any]:
@@ -83,23 +83,23 @@ class TrainerBatches:
         return islice(self._batches(), batches)
 
     def with_placeholders(self) -> Iterator[Any]:
-        """Yield a placeholder for each batch the trainer is going to throw away, then the rest of the epoch."""
+        """Yield a placeholder for each batch the trainer will discard, then the rest of the epoch."""
         yield from repeat(None, self._thrown_away)
         yield from self
 
     def acknowledge(self) -> None:
-        """Count the oldest batch in the trainer's hands as trained on."""
+        """Count the oldest batch that the trainer holds as trained on."""
         self.loader.acknowledge()
         if self._figures:
             self.metrics.update(self._figures.popleft())
 
     def take_back(self) -> None:
-        """Take back what an earlier ``train()`` had in its hands when it ended."""
+        """Take back the batches that an earlier ``train()`` held when it ended."""
         self.loader.take_back()
         self._figures.clear()
 
     def load(self, state: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Continue from a trainer's checkpoint; returns what the monitors had seen."""
+        """Continue from a trainer's checkpoint; return the states of the monitors."""
         saved = TRAINER_STATE.from_json(state)
         if saved.stream is None:
             raise StateError("the trainer's checkpoint holds no stream state")

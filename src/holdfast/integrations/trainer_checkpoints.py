@@ -1,8 +1,8 @@
-"""Which of the Hugging Face Trainer's checkpoints are whole: a job may be killed while the trainer saves.
+"""Which of the Hugging Face Trainer's checkpoints are complete: a job may be killed while the trainer saves.
 
 The trainer writes into ``checkpoint-N`` file by file, ``trainer_state.json`` last, which holds the size of every other
-file: after a power loss a file may be shorter than it was, or gone. The trainer's own search takes the folder of the
-highest number, whole or not, and a job that was killed in the middle of a save could then never start again.
+file: after a power loss a file may be truncated or gone. The trainer's own search picks the folder with the highest
+number, complete or not, so that a job killed in the middle of a save could never start again.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ __all__ = ["changed_file", "check_whole", "file_sizes", "newest_checkpoint", "un
 _NAME = re.compile(r"checkpoint-(\d+)")
 _WRITTEN_LAST = "trainer_state.json"
 _IN_PROGRESS = "checkpoint-is-incomplete.txt"
-"""What the trainer puts beside them while it saves on SIGTERM, and then takes away."""
+"""The file that the trainer adds while it saves on SIGTERM, and then removes."""
 
 
 def newest_checkpoint(folder: str | Path) -> str | None:
-    """Return the newest whole checkpoint in the trainer's output folder; None where there is none.
+    """Return the newest complete checkpoint in the trainer's output folder; None if there is none.
 
-    Pass it on to the trainer: ``trainer.train(resume_from_checkpoint=newest_checkpoint("out"))`` starts a run and
+    Pass it to the trainer: ``trainer.train(resume_from_checkpoint=newest_checkpoint("out"))`` starts a run and
     continues it, whenever it was killed.
     """
     return next((str(path) for path in _checkpoints(folder) if _fault(path) is None), None)
 
 
 def unfinished_checkpoints(folder: str | Path) -> list[str]:
-    """Return the checkpoints in the trainer's output folder that are not whole, the newest first."""
+    """Return the incomplete checkpoints in the trainer's output folder, newest first."""
     return [str(path) for path in _checkpoints(folder) if _fault(path) is not None]
 
 
 def file_sizes(output_dir: str | Path) -> dict[str, int]:
-    """Return the size of every file of a checkpoint that is about to be finished, by its path in it."""
+    """Return the size of every file in a checkpoint that is about to be finished, by its path in it."""
     folder = Path(output_dir)
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in (_WRITTEN_LAST, _IN_PROGRESS))
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
 def changed_file(folder: Path, sizes: Mapping[str, int]) -> str | None:
-    """Return which file of a checkpoint no longer has the size it was saved with, and how; None where all have it."""
+    """Return which file of a checkpoint no longer has its saved size, and how it differs; None if all have."""
     for name, size in sizes.items():
         try:
             found = (folder / name).stat().st_size
         except OSError:
             return f"{name} is missing"
         if found != size:
-            return f"{name} has {found} bytes, and had {size}"
+            return f"{name} has {found} bytes, expected {size}"
     return None
 
 
 def check_whole(path: str | Path) -> None:
-    """Refuse a checkpoint that is not whole, and name the newest whole one beside it.
+    """Refuse an incomplete checkpoint, and name the newest complete one beside it.
 
     Raises:
-        StateError: the trainer did not finish saving it, or a file of it was cut or removed.
+        StateError: the trainer did not finish saving it, or one of its files was truncated or removed.
     """
     fault = _fault(Path(path))
     if fault is not None:
@@ -79,7 +79,7 @@ def _checkpoints(folder: str | Path) -> list[Path]:
 
 
 def _fault(path: Path) -> str | None:
-    """Return why a checkpoint is not whole; None where it is, as far as the sizes of its files say."""
+    """Return why a checkpoint is incomplete; None if it is complete, judged by the sizes of its files."""
     try:
         state = json.loads((path / _WRITTEN_LAST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -92,7 +92,7 @@ def _fault(path: Path) -> str | None:
 
 
 def _saved_sizes(state: dict[str, object]) -> dict[str, int]:
-    """Return the sizes that the state of a checkpoint names; none, where it was saved without them."""
+    """Return the file sizes recorded in the state of a checkpoint; empty if it was saved without them."""
     place: object = state
     for name in ("stateful_callbacks", "HoldfastCallback", "attributes", "files"):
         place = place.get(name) if isinstance(place, dict) else None

@@ -1,8 +1,8 @@
 """A run log written from inside a trainer: every step, every finding, every checkpoint; the trainer does the saving.
 
 The log is that of ``holdfast.run``: ``holdfast report``, ``serve``, ``debug``, ``runs`` and ``audit`` read it. Numbers
-are taken off the device one step late, so that no step waits for them. Findings are acted on as a run of holdfast's own
-acts on them, all ranks together; only going back is left to the trainer, see ``restart``.
+are read from the device one step late, so that no step waits for them. Findings are handled as in a ``Run``, by all
+ranks together; only the rollback itself is left to the trainer, see ``restart``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from holdfast.run.step_writer import StepWriter
 __all__ = ["Recording", "TrainerRecord", "recording_of"]
 
 MAX_REMEMBERED_STEPS = 10_000
-"""Steps whose batches are remembered, to say which batches a finding suspects."""
+"""Steps whose batches are remembered, to name the batches that a finding suspects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Recording:
     """How a run inside a trainer is recorded, and what is done about findings.
 
     Args:
-        folder: where the log is written; a folder of another model or other data is refused.
+        folder: where the log is written; a folder of a different model or different data is refused.
         on_finding: as for ``Run``: ``"log"``, ``"alert"``, ``"pause"``, ``"stop"``, ``"rollback"`` or a table.
         alerts: where alerts go.
         rollback: how to roll back; ``cure="prove"`` needs a ``Run``.
@@ -77,10 +77,10 @@ def recording_of(
     alerts: Sequence[Alert],
     rollback: RollbackOptions | None,
 ) -> Recording | None:
-    """Return how to record; None where no folder is given.
+    """Return how to record; None if no folder is given.
 
     Raises:
-        ConfigError: findings are to be acted on, and nothing is recorded.
+        ConfigError: findings are to be acted on, but nothing is recorded.
     """
     if folder is None:
         if on_finding != "log" or alerts or rollback is not None:
@@ -90,17 +90,17 @@ def recording_of(
 
 
 class TrainerRecord:
-    """One rank's record of one call of a trainer. All ranks make it, and call its methods at the same steps.
+    """One rank's record of one call of a trainer. All ranks create one, and call its methods at the same steps.
 
     Args:
-        recording: where, and what to do about findings.
-        model: what is trained.
-        optimizer: whose gradients are measured as they are used.
-        loader: where the batches come from; a rollback that is not finished skips batches in it.
-        step: the optimizer steps made before, by the trainer's own count.
+        recording: where to record, and what to do about findings.
+        model: the model that is trained.
+        optimizer: the optimizer whose gradients are measured as they are used.
+        loader: where the batches come from; an unfinished rollback skips batches in it.
+        step: the optimizer steps taken before, by the trainer's own count.
         config: the trainer's options.
-        monitors: what every rank's monitor had seen at the checkpoint; none start from nothing.
-        scheduler: of the learning rate, where there is one.
+        monitors: the state of every rank's monitor at the checkpoint; empty to start without any.
+        scheduler: the scheduler of the learning rate, if there is one.
 
     Raises:
         StateError: the run was rolled back, but the trainer continues from another checkpoint.
@@ -147,23 +147,23 @@ class TrainerRecord:
 
     @property
     def step_number(self) -> int:
-        """How many steps are done."""
+        """The number of steps done."""
         return self._attempt.step
 
     def monitor_states(self) -> list[dict[str, Any]]:
-        """Return what every rank's monitor has seen; all ranks call it."""
+        """Return the state of every rank's monitor; all ranks call it."""
         self.write_waiting()
         self._note(self._monitor.flush())
         return self._attempt.ranks.each(self._monitor.state_dict)
 
-    # --- what the trainer tells ------------------------------------------------------------------------------------
+    # --- reports from the trainer ----------------------------------------------------------------------------------
 
     def measure_unclipped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Measure the gradients now: the trainer is about to clip them."""
+        """Measure the gradients now, before the trainer clips them."""
         self._gauge.measure_unclipped(optimizer)
 
     def note_unclipped(self, norm: Any) -> None:
-        """Take the norm that the gradient had before the trainer clipped it."""
+        """Note the norm of the gradient before the trainer clipped it."""
         self._gauge.note_unclipped(norm)
 
     def lap(self, bucket: str) -> None:
@@ -171,17 +171,16 @@ class TrainerRecord:
         self._attempt.stopwatch.lap(bucket)
 
     def step(self, loss: Any, *, batches: int, grad_norm: Any = None, **metrics: Any) -> Path | None:
-        """Say that an optimizer step was made.
+        """Record an optimizer step.
 
         Args:
-            loss: its loss; a tensor is read when the next step has been made. What is recorded is the mean over the
-                ranks that have one.
+            loss: its loss; a tensor is read after the next step. The mean over the ranks that have one is recorded.
             batches: how many batches it took.
-            grad_norm: the norm of its gradient, where the trainer has it.
+            grad_norm: the norm of its gradient, if the trainer has it.
             **metrics: any other numbers.
 
         Returns:
-            The checkpoint the trainer has to go back to, if all ranks have agreed on that; None otherwise.
+            The checkpoint the trainer must go back to, if all ranks have agreed on it; None otherwise.
 
         Raises:
             RunStoppedError: a finding stops the run.
@@ -191,7 +190,7 @@ class TrainerRecord:
         attempt.stopwatch.lap("step")
         taken = (attempt.batch, attempt.batch + batches)
         record = StepRecord(attempt.step, taken, loss, grad_norm, metrics, self._gauge.take())
-        record.times = attempt.stopwatch.take()  # it is written later, when others have been spent
+        record.times = attempt.stopwatch.take()  # taken now, because the record is written later
         if attempt.ranks.world > 1:  # after its forward pass a rank waits for the others
             record.own_time = max(0.0, self._gauge.forward_ended - began)
         self.write_waiting()
@@ -204,10 +203,10 @@ class TrainerRecord:
         return self._react()
 
     def finish(self) -> Path | None:
-        """Write the last step and act on what it shows; all ranks call it when they have made it.
+        """Write the last step and act on its findings; all ranks call it after that step.
 
         Returns:
-            The checkpoint to go back to, as ``step`` does.
+            The checkpoint to go back to, as in ``step``.
 
         Raises:
             RunStoppedError: a finding stops the run.
@@ -219,16 +218,16 @@ class TrainerRecord:
         return None if agreed is None else self._act(agreed)
 
     def evaluation(self, name: str, figures: Mapping[str, float]) -> None:
-        """Keep an evaluation's time and figures apart from the training's."""
+        """Record an evaluation's time and figures separately from the training's."""
         self.lap("evaluation")
         self._event("evaluation", name=name, figures=dict(figures))
 
     def checkpoint(self, path: str | Path, *, metrics: Any = None) -> None:
-        """Note a checkpoint that the trainer saved, and make the log as durable as that; all ranks call it.
+        """Note a checkpoint that the trainer saved, and make the log as durable as it is; all ranks call it.
 
         Args:
             path: where it is.
-            metrics: the aggregator whose figures are written down with it.
+            metrics: the aggregator whose figures are recorded with it.
         """
         self._attempt.stopwatch.lap("save")
         self._event("checkpoint", path=str(path))
@@ -237,16 +236,16 @@ class TrainerRecord:
             numbers = {name: value for name, value in figures.items() if isinstance(value, (int, float))}
             self._event("metrics", figures=numbers)
         self._attempt.recorder.sync()
-        if self._attempt.ranks.is_first:  # what is newest now lies after whatever the run was rolled back to
+        if self._attempt.ranks.is_first:  # the newest checkpoint is now later than the one the run was rolled back to
             (self.folder.root / RESUME_FILE).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Write what is left and let the folder go; closing twice is harmless."""
+        """Write what is left and release the folder; closing twice is harmless."""
         if self._closed:
             return
         self._closed = True
         try:
-            self._write(alone=True)  # an error may have brought this rank here, and no other
+            self._write(alone=True)  # an error may have brought only this rank here
             self._note(self._monitor.flush())
             self._reading.write()
             self._attempt.event("end", step=self._attempt.step)
@@ -280,7 +279,7 @@ class TrainerRecord:
         if decided is not None:
             attempt.ranks.first(
                 lambda: abandon(reachable(events), after=decided["to"], number=decided["number"])
-            )  # one that was saved after the decision
+            )  # a checkpoint that was saved after the decision
         for cure in cures_for(events, attempt.step):
             cure.apply(self._components, attempt.discard)
         attempt.batch = _place(self._components.loader)
@@ -291,11 +290,11 @@ class TrainerRecord:
             attempt.event("rolled_back", step=attempt.step, batch=attempt.batch, abandoned=[], notes=[])
 
     def restored(self, step: int, monitors: Sequence[Mapping[str, Any]]) -> None:
-        """Say that the loop itself has gone back to a checkpoint.
+        """Report that the loop itself has gone back to a checkpoint.
 
         Args:
-            step: how many steps were done there.
-            monitors: what every rank's monitor had seen there.
+            step: how many steps were done at that point.
+            monitors: the state of every rank's monitor at that point.
         """
         attempt = self._attempt
         if monitors:
@@ -307,7 +306,7 @@ class TrainerRecord:
         self.rolled_back(unfinished(attempt.history.events))
 
     def _react(self) -> Path | None:
-        """Agree with the other ranks on what follows from the findings, and do it."""
+        """Agree with the other ranks on how to react to the findings, and do it."""
         attempt, wanted = self._attempt, self._reactions.wanted
         if attempt.ranks.world == 1 and wanted is Action.LOG:
             return None
@@ -321,7 +320,7 @@ class TrainerRecord:
         return None if finding is None else self._decide(finding)
 
     def _decide(self, finding: dict[str, Any]) -> Path:
-        """Write down where the run goes back to, and move what it gives up aside."""
+        """Record where the run goes back to, and move the abandoned checkpoints aside."""
         attempt = self._attempt
         self._agreement.drain()
         self.write_waiting()
@@ -393,11 +392,11 @@ class TrainerRecord:
 
 
 def _own(monitors: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]:
-    """Return what a rank's monitor continues from: its own state, or rank 0's where the rank is new."""
+    """Return the state a rank's monitor continues from: its own, or rank 0's if the rank is new."""
     return monitors[rank if rank < len(monitors) else 0]
 
 
 def _place(loader: Any) -> int:
-    """Return the step of the stream whose batches the model has seen."""
+    """Return the step of the stream up to which the model has seen the batches."""
     checkpoint = getattr(loader, "get_checkpoint", None)
     return int(checkpoint().step) if checkpoint is not None else int(loader.step)

@@ -19,10 +19,10 @@ class TrainerState:
     """The state of a run inside a trainer.
 
     Attributes:
-        step: optimizer steps done; 0 where the trainer counts them by itself.
-        stream: the stream's position; None where the trainer saves the loader's state by itself.
+        step: optimizer steps done; 0 if the trainer itself counts them.
+        stream: the stream's position; None if the trainer itself saves the loader's state.
         metrics: the figures of all ranks so far; None without an aggregator.
-        monitors: what each rank's monitor has seen; empty where nothing is recorded.
+        monitors: the state of each rank's monitor; empty if nothing is recorded.
     """
 
     step: Count = 0
@@ -38,8 +38,8 @@ def collect_state(*, step: int = 0, loader: Any = None, metrics: Any = None, rec
     """Return the state to put into the trainer's checkpoint. With metrics or a record all ranks must call it.
 
     Args:
-        step: optimizer steps done, where the trainer does not count them.
-        loader: whose place is saved.
+        step: optimizer steps done, if the trainer does not count them.
+        loader: the loader whose position is saved.
         metrics: the ``MetricsAggregator`` of the run.
         record: the ``TrainerRecord``, whose monitors' states are gathered.
     """

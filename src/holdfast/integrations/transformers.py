@@ -2,11 +2,11 @@
 
 ``trainer.add_callback(HoldfastCallback(loader))``, or ``attach(trainer, loader)``, makes the loader the source of the
 trainer's batches and puts the stream state into every checkpoint it saves (in ``trainer_state.json``, written last, so
-a checkpoint has the state or is not whole). ``trainer.train(resume_from_checkpoint=True)`` then continues with the very
-next batch, at any number of processes.
+a checkpoint has the state or is incomplete). ``trainer.train(resume_from_checkpoint=True)`` then continues with exactly
+the next batch, at any number of processes.
 
-A callback does not know which trainer it belongs to, and is called for the first time when the trainer has its batches.
-So the first ``HoldfastCallback`` with a loader makes ``Trainer.train`` look for such a callback before it begins.
+A callback does not know its trainer, and is first called when the trainer already has its batches. So the first
+``HoldfastCallback`` with a loader makes ``Trainer.train`` look for such a callback before it begins.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class HoldfastCallback(TrainerCallback, ExportableState):
     Args:
         loader: one rank's batches; rank and world size are the trainer's own when left to ``torch.distributed``.
         folder: record the run there: every step, finding and checkpoint, for ``holdfast report`` and ``serve``.
-        metrics: a ``MetricsAggregator``; it is given what the batches hold under ``metrics`` once they were trained
-            on, and its state travels in the checkpoints.
+        metrics: a ``MetricsAggregator``; it gets each batch's ``metrics`` once the batch was trained on, and its state
+            is saved in the checkpoints.
         on_finding: what to do about findings, as for ``Run``; anything but ``"log"`` needs ``folder``.
         alerts: where alerts go.
         rollback: how to roll back. The trainer trains again from the checkpoint before the onset.
 
     Raises:
-        ConfigError: findings are to be acted on, and nothing is recorded.
+        ConfigError: findings are to be acted on, but nothing is recorded.
     """
 
     def __init__(
         self,
-        loader: StreamingShardLoader | None = None,  # None where the trainer makes another from a checkpoint's state
+        loader: StreamingShardLoader | None = None,  # None if the trainer creates it from a checkpoint's state
         *,
         folder: str | Path | None = None,
         metrics: Any = None,
@@ -82,7 +82,7 @@ class HoldfastCallback(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"carried": self.carried, "files": self.files}}
 
     def gather(self) -> None:
-        """Collect what the next checkpoint holds; all ranks call it, before the trainer saves (``attach`` does)."""
+        """Collect what the next checkpoint will hold; called on all ranks before the trainer saves (by ``attach``)."""
         self.files = {}
         if self.batches is not None:
             self.carried = collect_state(loader=self.batches.loader, metrics=self.batches.metrics, record=self.record)
@@ -144,18 +144,18 @@ class HoldfastCallback(TrainerCallback, ExportableState):
         return monitors
 
     def trained(self, loss: Any) -> None:
-        """Note the loss of a batch, as the model gave it (``attach`` sees to it)."""
+        """Note the loss of a batch, as the model returned it (called through ``attach``)."""
         self._losses.append(loss)
 
     def clipped(self, norm: Any) -> None:
-        """Note the norm of the gradient before the trainer clipped it (``attach`` sees to it)."""
+        """Note the norm of the gradient before the trainer clipped it (called through ``attach``)."""
         if self.record is not None and norm is not None:
             self.record.note_unclipped(norm)
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Remember a batch whose gradients were accumulated, which no checkpoint holds."""
+        """Remember a batch whose gradients were accumulated; no checkpoint includes those."""
         self._accumulated += 1
 
     def on_optimizer_step(
@@ -163,8 +163,8 @@ class HoldfastCallback(TrainerCallback, ExportableState):
     ) -> None:
         """Count the batches of an optimizer step.
 
-        Between this and the next event the trainer counts the step, so that whoever saves at an event, as the trainer
-        does on SIGTERM (``enable_jit_checkpoint``), saves both or neither.
+        The trainer counts the step between this and the next event, so that a save at an event, such as the trainer's
+        on SIGTERM (``enable_jit_checkpoint``), includes both or neither.
         """
         assert self.batches is not None
         for _ in range(self._accumulated + 1):
@@ -172,22 +172,22 @@ class HoldfastCallback(TrainerCallback, ExportableState):
         self._accumulated = 0
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Record the step, and go back where that was agreed on.
+        """Record the step, and roll back if the ranks agreed on that.
 
         Raises:
-            Restart: the run was rolled back; ``attach`` lets the trainer train again from where it went back to.
+            Restart: the run was rolled back; ``attach`` makes the trainer train again from that checkpoint.
         """
         losses, self._losses = self._losses, []
         if self.record is None:
             return
-        # The trainer has divided each batch's loss by how many are accumulated.
+        # The trainer has divided each batch's loss by the number accumulated.
         back_to = self.record.step(sum(losses) if losses else None, batches=max(1, len(losses)))
         if back_to is not None:
             self._close()
             raise Restart(back_to)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Keep the evaluation's time and figures apart from the training's."""
+        """Record the evaluation's time and figures separately from the training's."""
         if self.record is not None:
             figures = {name: value for name, value in kwargs.get("metrics", {}).items() if isinstance(value, float)}
             self.record.evaluation("eval", figures)
@@ -201,10 +201,10 @@ class HoldfastCallback(TrainerCallback, ExportableState):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Act on what the last step shows, and close the run's log.
+        """Act on the findings of the last step, and close the run's log.
 
         Raises:
-            Restart: as ``on_step_end`` does.
+            Restart: as in ``on_step_end``.
         """
         back_to = self.record.finish() if self.record is not None else None
         self._close()
@@ -218,7 +218,7 @@ class HoldfastCallback(TrainerCallback, ExportableState):
 
 
 def _plain(optimizer: Any) -> torch.optim.Optimizer:
-    """Return torch's optimizer inside what the trainer has wrapped around it."""
+    """Return torch's optimizer, without the trainer's wrapper around it."""
     while not isinstance(optimizer, torch.optim.Optimizer) or hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
@@ -233,19 +233,19 @@ def attach(trainer: Trainer, loader: StreamingShardLoader, **options: Any) -> No
         **options: ``folder``, ``metrics``, ``on_finding``, ``alerts`` and ``rollback`` of ``HoldfastCallback``.
 
     Raises:
-        ConfigError: findings are to be acted on, and nothing is recorded; or the trainer has a loader already.
+        ConfigError: findings are to be acted on, but nothing is recorded; or the trainer already has a loader.
     """
     trainer.add_callback(HoldfastCallback(loader, **options))
     _connect(trainer)
 
 
 def _callbacks(trainer: Trainer) -> list[HoldfastCallback]:
-    # Looked up whenever they are needed: after a restored callback state the trainer has another instance.
+    # Looked up each time: after restoring callback states the trainer has a different instance.
     return [each for each in trainer.callback_handler.callbacks if isinstance(each, HoldfastCallback)]
 
 
 def _look_for_callbacks() -> None:
-    """Make ``Trainer.train`` connect a ``HoldfastCallback`` that it has, and train again after a rollback."""
+    """Make ``Trainer.train`` connect its ``HoldfastCallback``, if any, and train again after a rollback."""
     original: Any = Trainer.train
     if hasattr(original, "looks_for_holdfast"):
         return
@@ -263,12 +263,12 @@ def _look_for_callbacks() -> None:
 
 
 def _connect(trainer: Trainer) -> None:
-    """Make the trainer read from its callback's loader, and save its position; doing so twice is harmless."""
+    """Make the trainer read from its callback's loader, and save its position; connecting twice is harmless."""
     callback, *others = _callbacks(trainer)
     if others:
         raise ConfigError("the trainer has two holdfast loaders", hint="add one HoldfastCallback, or attach one loader")
     batches = callback.batches
-    if batches is None:  # made from a checkpoint's state, in place of one that had them
+    if batches is None:  # created from a checkpoint's state, in place of the connected one
         return
     _refuse_own_order(type(trainer))
     _refuse_what_a_stream_cannot_do(trainer.args)
@@ -283,8 +283,8 @@ def _connect(trainer: Trainer) -> None:
             batches.loader.dataset,
         )
     if trainer.args.ignore_data_skip:
-        # It saves reading what was trained on, which costs nothing here, and loses the place in the epoch, which does:
-        # the last group of accumulated batches would be cut elsewhere than in the uninterrupted run.
+        # It avoids re-reading what was trained on, which costs nothing here, but loses the position in the epoch: the
+        # last group of accumulated batches would end elsewhere than in the uninterrupted run.
         logger.info("ignore_data_skip is turned off: resuming reads nothing twice")
         trainer.args.ignore_data_skip = False
     make_step, save = trainer.training_step, trainer._save_checkpoint
@@ -310,7 +310,7 @@ def _connect(trainer: Trainer) -> None:
     def save_rng_state(*arguments: Any, **options: Any) -> Any:
         saved = save_generators(*arguments, **options)
         if dist.is_available() and dist.is_initialized():
-            dist.barrier()  # what comes next marks the checkpoint as whole, and other ranks may still be writing
+            dist.barrier()  # the next step marks the checkpoint as complete, and other ranks may still be writing
         for each in _callbacks(trainer):
             each.files = file_sizes(*arguments, **options)
         return saved
@@ -320,7 +320,7 @@ def _connect(trainer: Trainer) -> None:
 
 
 def _refuse_own_order(kind: type[Trainer]) -> None:
-    """Refuse a trainer that arranges its own batches, as GRPO does, which takes every prompt several times."""
+    """Refuse a trainer that arranges its own batches, such as GRPO's, which takes every prompt several times."""
     for name in ("get_train_dataloader", "_get_train_sampler"):
         if getattr(kind, name, None) is not getattr(Trainer, name, None):
             raise ConfigError(
@@ -347,7 +347,7 @@ def _refuse_what_a_stream_cannot_do(args: TrainingArguments) -> None:
 
 
 def _to_resume(asked: str | bool | None, folder: str) -> str | bool | None:
-    """Return the checkpoint to resume from: whole ones only, where the trainer would take the newest of any kind."""
+    """Return the checkpoint to resume from: only complete ones, while the trainer would take the newest of any kind."""
     if isinstance(asked, str):
         check_whole(asked)
     if asked is not True:
@@ -358,11 +358,11 @@ def _to_resume(asked: str | bool | None, folder: str) -> str | bool | None:
         logger.warning(
             "skipped incomplete checkpoints: %s; resuming from %s", ", ".join(unfinished), found or "nothing"
         )
-    return found or (None if unfinished else True)  # where there is no checkpoint at all the trainer says so
+    return found or (None if unfinished else True)  # if there is no checkpoint at all, the trainer raises
 
 
 class HoldfastTrainerMixin:
-    """``class MyTrainer(HoldfastTrainerMixin, Trainer)`` takes what ``attach`` takes and attaches it."""
+    """``class MyTrainer(HoldfastTrainerMixin, Trainer)`` takes the arguments of ``attach`` and attaches the loader."""
 
     def __init__(
         self,

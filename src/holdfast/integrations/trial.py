@@ -1,7 +1,7 @@
-"""A miniature run under an installed trainer, stopped and resumed: whether it resumes exactly is tried, not claimed.
+"""A miniature run under an installed trainer, stopped and resumed, to test whether it resumes exactly.
 
-``holdfast doctor --try`` runs ``python -m holdfast.integrations.trial NAME FOLDER`` for each trainer, in a process of
-its own: trainers change global state, print, and may end the process.
+``holdfast doctor --try`` runs ``python -m holdfast.integrations.trial NAME FOLDER`` for each trainer, in a separate
+process: trainers change global state, print, and may end the process.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = ["TRIALS", "Trial", "try_trainer"]
 
 SAMPLES, BATCH = 20, 4
 STOP, END = 3, 8
-"""It stops after three steps and is resumed to the eighth, beyond the end of the first epoch."""
+"""The run stops after three steps and is resumed to the eighth, beyond the end of the first epoch."""
 TIMEOUT = 300.0
-"""Seconds for one trainer, most of which it takes to import it."""
+"""Seconds for one trainer, most of which are spent importing it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a trial showed.
+    """The result of a trial.
 
     Attributes:
-        resumes_exactly: the resumed run was trained on what an uninterrupted one is, batch by batch.
-        why: what happened instead; empty where it does.
+        resumes_exactly: whether the resumed run was trained on the same batches as an uninterrupted one.
+        why: what happened instead; empty if it resumes exactly.
     """
 
     resumes_exactly: bool
@@ -64,7 +64,7 @@ def _loader(columns: dict[str, Any] | None = None) -> hfast.StreamingShardLoader
 
 
 def _arguments(folder: Path, steps: int) -> dict[str, Any]:
-    """Return what the Hugging Face Trainer and TRL's are both told."""
+    """Return the options that the Hugging Face Trainer and TRL's share."""
     told = {"output_dir": str(folder), "max_steps": steps, "save_steps": STOP}
     return {**told, "report_to": [], "use_cpu": True, "disable_tqdm": True}
 
@@ -81,10 +81,10 @@ def _transformers(folder: Path, steps: int, model: _Model) -> None:
 
 
 def _trl(folder: Path, steps: int, model: _Model) -> None:
-    """Train a language model of a few weights; the tokens of every sample are its number."""
+    """Train a language model with a few weights; the tokens of every sample are its number."""
     from holdfast.integrations.transformers import HoldfastCallback, newest_checkpoint
 
-    names = ("datasets", "tokenizers", "transformers", "trl")  # which declare few types
+    names = ("datasets", "tokenizers", "transformers", "trl")  # these declare few types
     datasets, tokenizers, transformers, trl = map(import_module, names)
 
     base: Any = trl.SFTTrainer
@@ -101,7 +101,7 @@ def _trl(folder: Path, steps: int, model: _Model) -> None:
             transformers.GPT2Config(vocab_size=SAMPLES, n_positions=8, n_embd=8, n_layer=1, n_head=1)
         ),
         args=trl.SFTConfig(**_arguments(folder, steps), bf16=False),
-        train_dataset=datasets.Dataset.from_dict({"input_ids": tokens[:1].tolist()}),  # required, and not read
+        train_dataset=datasets.Dataset.from_dict({"input_ids": tokens[:1].tolist()}),  # required, but not read
         processing_class=transformers.PreTrainedTokenizerFast(
             tokenizer_object=tokenizers.Tokenizer(words), eos_token="<eos>", pad_token="<eos>"
         ),
@@ -176,7 +176,7 @@ TRIALS: dict[str, Callable[[Path, int, _Model], None]] = {
 
 
 def _try(name: str, folder: Path) -> Trial:
-    """Train without a stop, then stopped and resumed, and compare what the model saw."""
+    """Train uninterrupted, then stopped and resumed, and compare what the model saw."""
 
     def train(place: Path, steps: int) -> list[list[int]]:
         place.mkdir(exist_ok=True)
@@ -193,7 +193,7 @@ def _try(name: str, folder: Path) -> Trial:
 
 
 def try_trainer(name: str) -> Trial:
-    """Train a tiny model under a trainer, stop, resume, and say whether it saw what it should have.
+    """Train a tiny model under a trainer, stop, resume, and return whether it saw the right batches.
 
     Args:
         name: one of ``TRIALS``.
@@ -209,7 +209,7 @@ def try_trainer(name: str) -> Trial:
             )
             found = json.loads(done.stdout.splitlines()[-1])
         except subprocess.TimeoutExpired:
-            return Trial(False, f"it was not done after {TIMEOUT:.0f} s")
+            return Trial(False, f"it had not finished after {TIMEOUT:.0f} s")
         except (ValueError, IndexError):
             said = done.stderr.strip().splitlines()
             return Trial(False, said[-1] if said else f"the trial ended with exit code {done.returncode}")
@@ -217,7 +217,7 @@ def try_trainer(name: str) -> Trial:
 
 
 def _main(name: str, folder: str) -> None:
-    with redirect_stdout(sys.stderr):  # what trainers print is not the answer
+    with redirect_stdout(sys.stderr):  # what trainers print is not the result
         found = _try(name, Path(folder))
     print(json.dumps({"resumes_exactly": found.resumes_exactly, "why": found.why}))
 

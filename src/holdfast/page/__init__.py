@@ -1,4 +1,4 @@
-"""The page: a run to look at, as one self-contained file to mail, and the same page live.
+"""The page of a run: one self-contained file to share, and the same page live.
 
 A ``Page`` is plain data: a verdict in words, charts over one axis of steps, flags, events. It is made from a debugger's
 report (``page_of_report``) or from a run's folder (``page_of_run``), and drawn by one script that knows neither. Every

@@ -1,4 +1,4 @@
-"""Runs to look at: what a path leads to, read again when it changes."""
+"""Runs to show: what is at a path, re-read when it changes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from holdfast.run.layout import is_run_folder
 __all__ = ["LogFeed", "feed_of", "feeds_of"]
 
 MAX_FILES = 5000
-"""Files of a folder whose size and time are watched."""
+"""Maximum number of files in a folder whose size and time are watched."""
 
 
 class LogFeed:
-    """Any log the debugger reads, a file or a folder.
+    """Any log that the debugger can read, a file or a folder.
 
     Args:
         path: the log.
-        name: what it is called; the path by default.
+        name: the displayed name; the path by default.
     """
 
     def __init__(self, path: Path, *, name: str | None = None) -> None:
@@ -39,7 +39,7 @@ class LogFeed:
 
     @property
     def name(self) -> str:
-        """What the log is called."""
+        """The displayed name of the log."""
         return self._name
 
     def version(self) -> str:
@@ -47,7 +47,7 @@ class LogFeed:
         return str(hash(tuple(self._states())))
 
     def page(self) -> Page:
-        """Return the page of the newest run in the log; it is read again only if it has changed."""
+        """Return the page of the newest run in the log, which is re-read only if it has changed."""
         with self._lock:
             version = self.version()
             if self._page is None or version != self._version:
@@ -62,36 +62,36 @@ class LogFeed:
                 status = os.stat(path)
             except OSError as error:
                 if path == self._path:
-                    raise UnreadableLogError("there is no such log", path=str(path)) from error
+                    raise UnreadableLogError("the log does not exist", path=str(path)) from error
                 continue  # removed between listing and looking
             yield str(path), status.st_size, status.st_mtime_ns
 
 
 def feed_of(path: Path, *, name: str | None = None, wait: bool = True, verify: bool = False) -> Feed:
-    """Return what is at a path: a run of holdfast's own, or any log.
+    """Return the feed for a path: a holdfast run, or any log.
 
     Args:
         path: a run's folder, a file or a folder of logs.
-        name: what it is called; the path by default.
-        wait: let the first look wait for the detectors.
-        verify: read every checkpoint of a run and say whether it is sound.
+        name: the displayed name; the path by default.
+        wait: whether the first page waits for the detectors.
+        verify: whether to read and verify every checkpoint of a run.
     """
     return RunFeed(path, name=name, wait=wait, verify=verify) if is_run_folder(path) else LogFeed(path, name=name)
 
 
 def feeds_of(paths: Iterable[Path]) -> list[Feed]:
-    """Return every run under the paths, to be served live; a folder of runs gives each of them.
+    """Return every run under the paths, to be served live; a folder of runs yields each of them.
 
     Raises:
         UnreadableLogError: there is nothing at a path.
     """
-    found: dict[Path, tuple[Path, str]] = {}  # by what it is in the end: the same run may be named twice
+    found: dict[Path, tuple[Path, str]] = {}  # resolved, because the same run may be given twice
     for path in paths:
         if not path.exists():
             raise UnreadableLogError("there is no such file or folder", path=str(path), hint="check the path")
         if path.is_dir() and not any(path.iterdir()):
             raise UnreadableLogError(
-                "the folder is empty", path=str(path), hint="give a folder that contains runs or logs"
+                "the folder is empty", path=str(path), hint="pass a folder that contains runs or logs"
             )
         runs = sorted(each for each in path.iterdir() if is_run_folder(each)) if path.is_dir() else []
         for each, name in [(run, run.name) for run in runs] or [(path, str(path))]:

@@ -41,10 +41,10 @@ TITLES = {
 }
 LOGARITHMIC = frozenset(("grad_norm", "loss_scale"))
 MAX_LINES = 8
-"""Lines in one chart; those of the whole model come before those of a layer or a replica."""
+"""Maximum number of lines in one chart; those of the whole model come before those of a layer or a replica."""
 MAX_CHARTS = 24
 MIN_SHOWN_CONFIDENCE = 0.005
-"""A cause that would be shown at 0% is not shown."""
+"""Causes that would be shown as 0% are left out."""
 
 
 def page_of_report(report: DebugReport) -> Page:
@@ -58,7 +58,7 @@ def pages_of_report(report: DebugReport) -> list[Page]:
 
 
 def render_report(report: DebugReport) -> str:
-    """Return a report as one HTML file: the page of its run, or a table that leads to the page of each."""
+    """Return a report as one HTML file: the page of its run, or a table with links to the page of each."""
     return render_pages(pages_of_report(report), title=f"{len(report.runs)} runs")
 
 
@@ -80,7 +80,7 @@ def _page(run: RunReport) -> Page:
 def lead_of(run: RunReport) -> str:
     """Return the verdict in one or two sentences: what happened and what to do, or what is missing."""
     if run.verdict is Verdict.UNKNOWN and run.reason is not None:
-        text = run.reason.text  # beside the verdict, which says that one cannot tell
+        text = run.reason.text  # shown next to the verdict, which says that it cannot tell
         return clean(f"{text[:1].upper()}{text[1:]}.")
     if run.findings:
         worst = run.findings[0].detection
@@ -90,7 +90,7 @@ def lead_of(run: RunReport) -> str:
 
 
 def charts_of(signals: tuple[Signal, ...]) -> tuple[Chart, ...]:
-    """Return the signals by kind: those people look at first, then every other by its own name."""
+    """Return the signals by kind: the most common first, then every other by name."""
     groups: dict[str, list[Signal]] = {kind: [] for kind in TITLES}
     for signal in signals:
         if len(signal.values):
@@ -98,7 +98,7 @@ def charts_of(signals: tuple[Signal, ...]) -> tuple[Chart, ...]:
     charts = []
     for kind, members in groups.items():
         if members:
-            # Plain series first: those of one layer or one replica say less at first sight.
+            # Series of the whole model first; those of one layer or replica are less important.
             members.sort(key=lambda signal: (signal.layer is not None, signal.replica is not None))
             lines = tuple(Line(_label(signal), signal.steps, signal.values) for signal in members[:MAX_LINES])
             charts.append(Chart(TITLES.get(kind, clean(kind)), lines, logarithmic=kind in LOGARITHMIC))

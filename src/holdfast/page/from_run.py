@@ -1,4 +1,4 @@
-"""The page of a run of holdfast's own, from its log: live while it runs, and afterwards."""
+"""The page of a holdfast run, from its log: live while it runs, and afterwards."""
 
 from __future__ import annotations
 
@@ -34,28 +34,29 @@ LAYERS = {"grad_norm/": "Gradient norm by layer", "weight_norm/": "Weight norm b
 NOT_SERIES = frozenset(("at", OWN_TIME, *TIME_FIELDS.values())) - {"step_time", "data_time"}
 FIRST = tuple(TITLES[kind] for kind in ("loss", "eval_loss", "grad_norm", "lr", "throughput"))
 MAX_GIVEN_UP = 8
-"""Branches that were given up and are still drawn, the newest first."""
+"""Maximum number of abandoned branches that are drawn, newest first."""
 LOOK_DELAY = 1.0
-"""Seconds until the detectors begin in the background: what was asked for is sent first."""
+"""Seconds until the detectors start in the background: the requested page is sent first."""
 LOOK_SHARE = 0.1
-"""Of the time, that looking may take."""
+"""Maximum fraction of the time that the detectors may take."""
 LOOK_SECONDS = 20.0
-"""How often the detectors look at a run that is still going, at most."""
+"""Minimum seconds between two runs of the detectors on a live run."""
 
 
 def page_of_run(folder: str | Path) -> Page:
-    """Return the page of a run's folder as it is."""
+    """Return the current page of a run's folder."""
     return RunFeed(Path(folder)).page()
 
 
 class RunFeed:
-    """A run's folder, read as little as possible at every look.
+    """A run's folder, re-read as little as possible.
 
     Args:
         folder: the run's folder.
-        name: what it is called; the folder's path by default.
-        wait: let the first look wait for the detectors; else they look in the background, and the page says so.
-        verify: read every checkpoint of the run and say whether it is sound.
+        name: the displayed name; the folder's path by default.
+        wait: whether the first page waits for the detectors; otherwise they run in the background, and the page says
+            so.
+        verify: whether to read and verify every checkpoint of the run.
 
     Raises:
         RunFolderError: it is not the folder of a run.
@@ -79,7 +80,7 @@ class RunFeed:
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """The displayed name of the run."""
         return self._name
 
     def version(self) -> str:
@@ -89,7 +90,7 @@ class RunFeed:
             return f"{self._changes}.{self._looks}"
 
     def page(self) -> Page:
-        """Return the page as of now."""
+        """Return the current page."""
         with self._lock:
             self._changes += self._columns.refresh()
             signals = self._signals()
@@ -97,7 +98,7 @@ class RunFeed:
             return self._page(signals, report)
 
     def _diagnosed(self, signals: tuple[Signal, ...]) -> RunReport:
-        """Let the detectors look again, if the log has grown and the last look was some time ago."""
+        """Run the detectors again if the log has grown and they last ran some time ago."""
         when, changes = self._looked_at
         pause = max(LOOK_SECONDS, self._look_took / LOOK_SHARE)
         if self._report is None or (changes != self._changes and time.monotonic() - when >= pause):
@@ -139,7 +140,7 @@ class RunFeed:
         steps = max((int(signal.steps[-1]) + 1 for signal in signals), default=0)
         environment = columns.headers[-1].get("environment") or {} if columns.headers else {}
         worst = next((flag for flag in flags if flag.onset is not None), None)
-        lead = lead_of(report) if self._report is not None else "The detectors are looking at the run."
+        lead = lead_of(report) if self._report is not None else "The detectors are still running."
         if worst is not None and overcome is not None:
             since = "Nothing since then points to a failure." if report.verdict is Verdict.HEALTHY else lead
             lead = f"{worst.title} at step {worst.onset:,.0f}; rolled back to step {overcome:,} and continued. {since}"
@@ -177,14 +178,14 @@ class RunFeed:
         findings = [event for event in self._columns.events if event["event"] == "finding"]
         seen = {recorded_flag(event).title for event in findings}
         found = read_investigations(self._log.folder.root)
-        # What is about one rank, a machine, is not in the samples.
+        # A finding about one rank concerns its machine, not the samples.
         alone = [recorded_flag(event) for event in findings if event.get("names_rank")]
         others = [recorded_flag(event) for event in findings if not event.get("names_rank")]
         others += [flag for flag in map(flag_of, report.findings) if flag.title not in seen]
         return (*(with_investigations(flag, found, self._name) for flag in others), *alone)
 
     def _changed(self) -> tuple[tuple[str, str, str], ...]:
-        """Return what differs from the last good run beside this one; looked up once."""
+        """Return what differs from the last good run next to this one; computed once."""
         if self._difference is None:
             good = last_good_run(self._log.folder.root)
             self._difference = (good.name if good else "", config_difference(self._config(), good) if good else ())
@@ -232,5 +233,5 @@ class RunFeed:
 
 
 def _rank_of(chart: Chart) -> int:
-    """Return the place of a chart: what people look at first, then the others as they came."""
+    """Return the position of a chart: the most important first, then the others in order."""
     return FIRST.index(chart.title) if chart.title in FIRST else len(FIRST)

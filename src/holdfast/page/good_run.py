@@ -1,4 +1,4 @@
-"""What a run does differently from the last good one beside it."""
+"""What a run does differently from the last good run next to it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from holdfast.run.run_log import RunLog
 __all__ = ["config_difference", "last_good_run"]
 
 MAX_LOOKED_AT = 8
-"""Earlier runs that are looked at, the newest first."""
+"""Maximum number of earlier runs that are examined, newest first."""
 MAX_LOG_BYTES = 64 << 20
-"""A run with a longer log is passed over: finding out whether it was good would hold up the page."""
+"""A run with a longer log is skipped: examining it would delay the page."""
 ABSENT = "–"
 
 
 def last_good_run(folder: Path) -> Path | None:
-    """Return the newest earlier run beside this one that came to its end without a finding that matters."""
+    """Return the newest earlier run next to this one that finished without a serious finding."""
     began = _began(folder)
     if began is None:
         return None
@@ -37,7 +37,7 @@ def last_good_run(folder: Path) -> Path | None:
 
 
 def config_difference(config: Mapping[str, Any], other: Path) -> tuple[tuple[str, str, str], ...]:
-    """Return (name, here, there) wherever the configurations differ."""
+    """Return (name, here, there) for each difference between the configurations."""
     try:
         there = RunLog(other).header().get("config") or {}
     except HoldfastError:  # changed since it was found to be good
@@ -57,7 +57,7 @@ def _shown(config: Mapping[str, Any], name: str) -> str:
 
 
 def _began(folder: Path) -> tuple[str, int] | None:
-    """Return when a run began: what its identity says, and within the same second when that was written."""
+    """Return when a run began: its recorded time, and within the same second its file time."""
     try:
         log = RunLog(folder)
         return str(log.identity["created"]), log.folder.identity.stat().st_mtime_ns

@@ -1,4 +1,4 @@
-"""What a page shows, as plain data that turns into JSON."""
+"""The content of a page, as plain data that converts to JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Bucket", "Cause", "Chart", "Event", "Flag", "HeatMap", "Line", "Mark
 MAX_UINT16, MAX_UINT32 = 2**16 - 1, 2**32 - 1
 MAX_HEAT_COLUMNS = 400
 MAX_STRIP_COLUMNS = 240
-"""Stretches of steps that a heat map and the strip of where the time went are divided into."""
+"""Maximum number of step intervals in a heat map and in the strip of where the time went."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,10 +30,10 @@ class Line:
     faded: bool = False
 
     def to_json(self, *, columns: int, first: float | None = None, last: float | None = None) -> dict[str, Any]:
-        """Return the line with at most the smallest and the largest value of each of ``columns`` stretches of steps."""
+        """Return the line with the smallest and largest value of each of ``columns`` step intervals."""
         steps, values = thinned(self.steps, self.values, columns=columns, first=first, last=last)
         offsets = steps - steps[0] if len(steps) else steps
-        gaps = np.diff(offsets, prepend=0.0)  # small numbers, which take half the room and compress better
+        gaps = np.diff(offsets, prepend=0.0)  # small numbers, which take half the space and compress better
         widest = float(gaps.max(initial=0.0))
         whole = bool(len(steps)) and bool(np.all(gaps == np.floor(gaps))) and widest <= MAX_UINT32
         gap_bytes = 2 if widest <= MAX_UINT16 else 4
@@ -84,7 +84,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A sample that may be behind a finding, with a preview of its content."""
+    """A sample that may have caused a finding, with a preview of its content."""
 
     source: str
     index: int
@@ -117,10 +117,10 @@ class Event:
     """Something that happened at a step: a checkpoint, a restart, a resize, a rollback, a skip.
 
     Args:
-        step: when.
-        kind: of event; the page has a mark for each.
+        step: the step at which it happened.
+        kind: the kind of event; the page has a mark for each.
         text: what is known about it.
-        state: of a checkpoint: ``verified``, ``damaged``, ``saved`` or ``removed``.
+        state: for a checkpoint: ``verified``, ``damaged``, ``saved`` or ``removed``.
     """
 
     step: float
@@ -131,13 +131,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
-    """How many seconds of wall time went into one kind of work, and at which steps.
+    """The wall time spent on one kind of work, and at which steps.
 
     Args:
-        name: of the work.
-        seconds: in all.
-        steps: where the time was spent, as far as that is known.
-        spent: how much of it at each of them.
+        name: the kind of work.
+        seconds: the total time.
+        steps: the steps at which the time was spent, as far as known.
+        spent: the time spent at each of them.
     """
 
     name: str
@@ -148,7 +148,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something about one row of a heat map over some steps."""
+    """An annotation of one row of a heat map over some steps."""
 
     row: int
     first: float
@@ -161,9 +161,9 @@ class HeatMap:
     """A value for each of several rows (layers, ranks) over the steps.
 
     Args:
-        title: above it.
-        rows: a series each; every stretch of steps shows its largest value.
-        marks: what is framed in it.
+        title: its title.
+        rows: one series per row; every step interval shows its maximum.
+        marks: the framed parts.
         note: what to look for.
     """
 
@@ -173,7 +173,7 @@ class HeatMap:
     note: str = ""
 
     def to_json(self, *, first: float | None = None, last: float | None = None) -> dict[str, Any]:
-        """Return the map as plain JSON, as it looks between two steps."""
+        """Return the map between two steps as plain JSON."""
         apart = max((float(np.median(np.diff(row.steps))) for row in self.rows if len(row.steps) > 1), default=1.0)
         edges = _edges([row.steps for row in self.rows], MAX_HEAT_COLUMNS, first, last, least=apart)
         values = [binned(row.steps, row.values, edges, np.maximum, -np.inf) for row in self.rows]
@@ -191,7 +191,7 @@ class HeatMap:
 def _edges(
     series: list[NDArray[np.float64]], most: int, first: float | None, last: float | None, *, least: float = 1.0
 ) -> NDArray[np.float64]:
-    """Return the edges of at most ``most`` stretches, ``least`` steps wide or more, that cover what lies between."""
+    """Return the edges of at most ``most`` intervals of at least ``least`` steps that cover the range."""
     filled = [steps for steps in series if len(steps)]
     if not filled:
         return np.empty(0)
@@ -203,7 +203,7 @@ def _edges(
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of plain text, with a heading."""
+    """Rows of plain text with a heading."""
 
     title: str
     heads: tuple[str, ...]
@@ -222,23 +222,23 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Everything one run's page shows.
+    """Everything that the page of one run shows.
 
     Args:
         title: the run's name or path.
         verdict: ``healthy``, ``unhealthy`` or ``unknown``.
         lead: the verdict in one sentence.
-        facts: what was read, in a few words each.
+        facts: what was read, a few words each.
         charts: the plots, most important first; all share one axis of steps.
         flags: the findings, worst first.
-        events: what happened when.
+        events: what happened, and when.
         goodput: where the wall time went.
         heat_maps: per-layer and per-rank views.
-        tables: what was read from each source, and the like.
-        command: what to run next, to copy.
-        notes: how this was read, and what is missing and why.
+        tables: tables such as what was read from each source.
+        command: the command to run next.
+        notes: how the run was read, and what is missing and why.
         config: the run's configuration.
-        changed: (name, here, there) where the configuration differs from the last good run's.
+        changed: (name, here, there) for each difference from the last good run's configuration.
         compared_with: the name of that run.
         environment: versions and hardware.
     """
@@ -266,10 +266,10 @@ class Page:
         """Return the page as plain JSON.
 
         Args:
-            columns: how many stretches the lines of the first chart, which is the widest, are thinned to.
-            small: how many those of the other charts are thinned to; as many by default.
-            first: the step to begin with.
-            last: the step to end with.
+            columns: number of intervals to which the lines of the first chart, the widest, are thinned.
+            small: the same for the other charts; equal by default.
+            first: the first step.
+            last: the last step.
         """
         return {
             "title": self.title,
@@ -302,7 +302,7 @@ class Page:
         return [min(first for first, _ in ends), max(last for _, last in ends)] if ends else None
 
     def _strip(self, first: float | None, last: float | None) -> dict[str, Any]:
-        """Return how many seconds of each bucket fell into each stretch of steps."""
+        """Return the seconds of each bucket in each step interval."""
         edges = _edges([bucket.steps for bucket in self.goodput], MAX_STRIP_COLUMNS, first, last)
         return {
             "steps": edges.tolist(),

@@ -1,4 +1,4 @@
-"""The ranks of a run beside each other: which are late, and which stalled."""
+"""The ranks of a run side by side: which are slow, and which stalled."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from holdfast.run.columns import RunColumns
 __all__ = ["MAX_RANKS", "rank_strip"]
 
 MAX_RANKS = 64
-"""Ranks that are shown."""
+"""Maximum number of ranks shown."""
 TITLE = "Time per step by rank"
-NOTE = "The time each rank takes for itself, before it waits for the others. Stragglers and stalls are framed."
+NOTE = "The time that each rank spends before it waits for the others. Stragglers and stalls are framed."
 NOTE_WHOLE = "Whole steps, the time spent waiting for the others included. Stragglers and stalls are framed."
 
 
 def rank_strip(ranks: Mapping[int, RunColumns]) -> HeatMap | None:
-    """Return every rank's time per step, with stragglers and stalls marked; None where there is one rank only.
+    """Return every rank's time per step, with stragglers and stalls marked, or None if there is only one rank.
 
     Args:
-        ranks: the log of every rank; the first rank's has the findings.
+        ranks: the log of every rank; that of the first rank contains the findings.
     """
     if len(ranks) < 2:
         return None
@@ -38,7 +38,7 @@ def rank_strip(ranks: Mapping[int, RunColumns]) -> HeatMap | None:
 def _time(columns: RunColumns, *, own: bool) -> tuple[Any, Any]:
     steps, seconds = columns.series(OWN_TIME if own else "step_time")
     waited_at, waited = columns.series("data_time")
-    if len(waited_at):  # waiting for its own data is a rank's own affair
+    if len(waited_at):  # waiting for its own data does not concern other ranks
         seconds = seconds + np.where(np.isin(steps, waited_at), _at(steps, waited_at, waited), 0.0)
     return steps, seconds
 

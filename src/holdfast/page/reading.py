@@ -1,4 +1,4 @@
-"""What a run has read of each source, over the network and from this machine, and how long it waited for it."""
+"""What a run has read from each source, over the network and locally, and how long it waited for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def reading_table(ranks: Iterable[RunColumns]) -> Table | None:
-    """Return what all ranks have read of each source, over all attempts; None where nothing is recorded."""
+    """Return what all ranks have read from each source, over all attempts, or None if nothing is recorded."""
     total: dict[str, dict[str, float]] = {}
     for columns in ranks:
         for event in _last_of_attempts(columns):
@@ -33,7 +33,7 @@ def reading_table(ranks: Iterable[RunColumns]) -> Table | None:
         return None
     rows = tuple(_row(source, counts) for source, counts in sorted(total.items())[:MAX_SOURCES])
     remote = any(counts.get("bytes_fetched") or counts.get("samples_remote") for counts in total.values())
-    note = "Waiting is summed over the threads that read." if remote else "Everything was read from this machine."
+    note = "Waiting is summed over the threads that read." if remote else "Everything was read locally."
     return Table("What was read, by source", HEADS, rows, note)
 
 
@@ -52,7 +52,7 @@ def _size(size: float) -> str:
 
 
 def reading_chart(columns: RunColumns) -> Chart | None:
-    """Return how long readers of the first rank waited for each remote source per step; None where none was."""
+    """Return how long readers of the first rank waited for each remote source per step, or None if there is none."""
     lines: dict[str, list[tuple[float, float]]] = {}
     before: dict[Any, tuple[float, float]] = {}
     for event in (event for event in columns.events if event["event"] == "reading"):
@@ -70,5 +70,5 @@ def reading_chart(columns: RunColumns) -> Chart | None:
 
 
 def _last_of_attempts(columns: RunColumns) -> Iterable[Record]:
-    """Return the last note of every attempt: counts begin at zero in every process."""
+    """Return the last record of every attempt: counts begin at zero in every process."""
     return {event["attempt"]: event for event in columns.events if event["event"] == "reading"}.values()

@@ -1,8 +1,8 @@
-"""The page as one file: markup, style, script and data, with a policy that lets nothing else in.
+"""The page as one file: markup, style, script and data, with a policy that allows nothing else.
 
-The data is in a block that browsers do not execute, with every ``<`` escaped; the script writes it into the
-document as text only. The policy names the script and style by their digests and allows no other source, so hostile
-text in a log can neither run nor send anything anywhere.
+The data is in a block that browsers do not execute, with every ``<`` escaped; the script writes it into the document as
+text only. The policy names the script and style by their digests and allows no other source, so hostile text in a log
+can neither run nor send anything anywhere.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from holdfast.page.model import Page
 __all__ = ["MAX_BYTES", "render_page", "render_pages", "render_shell"]
 
 MAX_BYTES = 700_000
-"""How much thinned data a mailed page holds at most; with the script and style it stays below a megabyte."""
+"""Maximum size of the thinned data in a page file; with the script and style it stays below a megabyte."""
 
 SCRIPTS = ("base.js", "parts.js", "lanes.js", "charts.js", "page.js")
-"""What draws the page, in this order in one scope."""
+"""The scripts that draw the page, in this order in one scope."""
 MIN_COLUMNS, MAX_COLUMNS = 300, 4000
 MIN_COLUMNS_OF_MANY = 60
-"""A run among hundreds in one file still shows its shape."""
+"""Minimum number of columns, so that a run among hundreds in one file still shows its shape."""
 VERDICT_ORDER = {"unhealthy": 0, "unknown": 1, "healthy": 2}
 _BYTES_PER_COLUMN = 22  # two points of 8 bytes each, in base64
 
@@ -37,8 +37,8 @@ def render_page(page: Page, *others: Page, max_bytes: int = MAX_BYTES) -> str:
 
     Args:
         page: the run to show.
-        *others: runs to lay over it, for comparison.
-        max_bytes: how much thinned data it may hold.
+        *others: runs to overlay for comparison.
+        max_bytes: maximum size of the thinned data.
     """
     pages = (page, *others)
     columns = _columns(pages, max_bytes, MIN_COLUMNS)
@@ -46,11 +46,11 @@ def render_page(page: Page, *others: Page, max_bytes: int = MAX_BYTES) -> str:
 
 
 def render_pages(pages: Sequence[Page], *, title: str) -> str:
-    """Return several runs in one file: a table of them, worst first, that leads to the page of each.
+    """Return several runs in one file: a table of them, worst first, with links to the page of each.
 
     Args:
         pages: the runs; a single one is shown at once.
-        title: of the browser tab, where there are several.
+        title: the title of the browser tab, if there are several.
     """
     if len(pages) == 1:
         return render_page(pages[0])
@@ -60,17 +60,17 @@ def render_pages(pages: Sequence[Page], *, title: str) -> str:
 
 
 def _columns(pages: Sequence[Page], max_bytes: int, least: int) -> int:
-    """Return how many stretches each line is thinned to, for all of them to fit."""
+    """Return the number of intervals to which each line is thinned so that all of them fit."""
     lines = sum(len(chart.lines) for each in pages for chart in each.charts) or 1
     return min(MAX_COLUMNS, max(least, max_bytes // (lines * _BYTES_PER_COLUMN)))
 
 
 def render_shell(data: Mapping[str, Any], *, title: str) -> str:
-    """Return the page around any data: pages to draw, or where to ask for them.
+    """Return the page around any data: pages to draw, or where to request them.
 
     Args:
         data: what the script reads; NaN and infinities are not allowed in it.
-        title: of the browser tab.
+        title: the title of the browser tab.
     """
     style = _static("uPlot.min.css") + _static("page.css")
     drawing = "".join(map(_static, SCRIPTS))

@@ -1,4 +1,4 @@
-"""What happened to a run, and what is known of its checkpoints."""
+"""What happened to a run, and what is known about its checkpoints."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from holdfast.run.layout import RunFolder
 __all__ = ["checkpoint_states", "rolled_back_to", "run_events", "verify_checkpoints"]
 
 NOT_SHOWN = frozenset(("finding", "rolled_back", "stream", "metrics", "reading", "alert_sent"))
-"""Events that are not something that happened to the run at a step, or are shown elsewhere."""
+"""Events that did not happen to the run at a step, or are shown elsewhere."""
 NOT_SAID = frozenset(("event", "step", "at", "chain", "attempt", "finding", "stacks", "cure", "notes", "batch"))
 """Fields of an event that its line does not repeat."""
 MAX_CHECKPOINTS, MAX_OTHERS = 400, 1000
-"""Events of a page. Of more checkpoints every n-th is shown, the last and those that are damaged or were resumed from
-always; of more others the newest."""
+"""Maximum number of events on a page. Of more checkpoints every n-th is shown, and always the last, the damaged and
+those resumed from; of more other events the newest."""
 
 
 def run_events(columns: RunColumns, states: Mapping[str, tuple[str, str]]) -> tuple[Event, ...]:
@@ -28,7 +28,7 @@ def run_events(columns: RunColumns, states: Mapping[str, tuple[str, str]]) -> tu
 
     Args:
         columns: the run.
-        states: what is known of each checkpoint, by its name: a word and a sentence.
+        states: what is known about each checkpoint by name: a word and a sentence.
     """
     events = list(_events(columns, states))
     saved = [event for event in events if event.kind == "checkpoint"]
@@ -47,7 +47,7 @@ def _events(columns: RunColumns, states: Mapping[str, tuple[str, str]]) -> Itera
     for record in columns.events:
         kind, step = record["event"], record.get("step")
         is_last = record is columns.events[-1]
-        if not isinstance(step, int) or kind in NOT_SHOWN or (kind == "end" and not is_last):  # a restart says it again
+        if not isinstance(step, int) or kind in NOT_SHOWN or (kind == "end" and not is_last):  # a restart repeats it
             continue
         attempt = record["attempt"]
         if kind == "start":
@@ -68,7 +68,7 @@ def _events(columns: RunColumns, states: Mapping[str, tuple[str, str]]) -> Itera
 
 
 def _cures(rollback: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield what is left out from the place on that the run went back to."""
+    """Yield what is left out after the point to which the run went back."""
     for name, found in rollback["cure"].items():
         kind, _, what = name.partition("_")
         if found and kind in ("skip", "mask"):
@@ -92,24 +92,24 @@ def _name(record: Mapping[str, Any]) -> str:
 def checkpoint_states(
     columns: RunColumns, folder: RunFolder, checked: Mapping[str, str | None]
 ) -> dict[str, tuple[str, str]]:
-    """Return the state of each checkpoint that the log names, as a word and a sentence, by its name.
+    """Return the state of each checkpoint in the log by name, as a word and a sentence.
 
     Args:
         columns: the run.
-        folder: where the checkpoints lie that are holdfast's own.
-        checked: what a verification just now has found by name: the damage, or None.
+        folder: the folder of the run's own checkpoints.
+        checked: the result of a verification by name: the damage, or None.
     """
     states: dict[str, tuple[str, str]] = {}
     there = {path.name for path in folder.checkpoint_steps().values()}
     for record in columns.events:
         if record["event"] == "checkpoint":
             name = _name(record)
-            # A trainer's own checkpoints lie elsewhere, and where a log says it is not looked.
+            # A trainer's own checkpoints are elsewhere, and a path named in a log is not opened.
             is_gone = record.get("path") == name and name not in there
             states[name] = ("removed", "removed since") if is_gone else ("saved", "")
         elif record["event"] == "start":
             for name, reason in _passed_over(record.get("passed_over")):
-                states[name] = ("damaged", f"passed over at a restart: {reason}")
+                states[name] = ("damaged", f"skipped at a restart: {reason}")
             if isinstance(record.get("checkpoint"), str):
                 states[record["checkpoint"]] = ("verified", "verified, and resumed from")
     for name, damage in checked.items():
@@ -125,9 +125,9 @@ def _passed_over(entries: Any) -> Iterator[tuple[str, str]]:
 
 
 def verify_checkpoints(folder: RunFolder) -> dict[str, str | None]:
-    """Verify every checkpoint that lies in a run's folder; returns the damage of each by name, None where it is sound.
+    """Verify every checkpoint in a run's folder; return the damage of each by name, or None if it is intact.
 
-    Reads all of them.
+    This reads all of them.
     """
     from holdfast.checkpoint import verify_checkpoint
 
@@ -141,7 +141,7 @@ def verify_checkpoints(folder: RunFolder) -> dict[str, str | None]:
 
 
 def rolled_back_to(columns: RunColumns) -> int | None:
-    """Return where the run went back to, if it did so after the last finding that matters."""
+    """Return the step to which the run went back, if it did so after the last serious finding."""
     step: int | None = None
     for record in columns.events:
         if record["event"] == "rolled_back":

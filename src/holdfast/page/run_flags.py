@@ -1,4 +1,4 @@
-"""The findings of a run as flags: what the monitor wrote down, with what blame and proof have found out about it."""
+"""The findings of a run as flags: what the monitor recorded, with what blame and proof have found."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from holdfast.run.investigations import Investigation
 __all__ = ["recorded_flag", "with_investigations"]
 
 MAX_DISTANCE = 16
-"""Steps between a finding's onset and the step that was looked into, for the one to be about the other."""
+"""Maximum number of steps between a finding's onset and an investigated step for them to belong together."""
 MAX_SUSPECTS = 20
 PROGRAM = "train.py:build"
-"""Stands for the user's own program in commands to copy."""
+"""Placeholder for the user's program in commands to copy."""
 
 
 def recorded_flag(record: Mapping[str, Any]) -> Flag:
-    """Return a finding that the run's own monitor wrote down."""
+    """Return a finding that the run's monitor recorded."""
     steps = {name: _finite(record.get(name)) for name in ("onset", "certain_step", "last_step")}
     return Flag(
         title=clean(record.get("title") or record.get("failure") or "finding"),
@@ -99,7 +99,7 @@ def _suspects(records: Any) -> tuple[Suspect, ...]:
 
 
 def _curves(result: Mapping[str, Any]) -> Chart | None:
-    """Return the losses as they were, without the suspects, and without as many random samples."""
+    """Return the actual losses, those without the suspects, and those without as many random samples."""
     steps = np.array(result.get("steps") or (), dtype=np.float64)
     named = [("as it was", result.get("as_it_was")), ("without the suspects", result.get("without_suspects"))]
     draws = result.get("without_random") or ()
@@ -109,4 +109,4 @@ def _curves(result: Mapping[str, Any]) -> Chart | None:
         for name, values in named
         if values
     ]
-    return Chart("Loss of the steps made again", tuple(lines)) if lines and len(steps) else None
+    return Chart("Loss of the repeated steps", tuple(lines)) if lines and len(steps) else None

@@ -1,8 +1,8 @@
-"""The same page live: the standard library's server, on this machine, for runs that are still going.
+"""The page live: the standard library's server, on this machine, for running jobs.
 
-The browser asks twice a second whether anything is new and gets only what its pixels can show. Nothing is stored, and
-no other host is spoken to. Bound to another address than loopback the server demands a token; on loopback it answers
-only requests that name this machine, so that no other site can read a run through the user's browser.
+The browser polls twice per second and gets only what its pixels can show. Nothing is stored, and no other host is
+contacted. Bound to an address other than loopback, the server requires a token; on loopback it answers only requests
+addressed to this machine, so that no other site can read a run through the user's browser.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ __all__ = ["Feed", "PageServer"]
 COOKIE = "holdfast_token"
 DEFAULT_COLUMNS = 1000
 MAX_STEP = 2.0**53
-"""Beyond it steps cannot be distinguished."""
+"""Larger steps cannot be distinguished."""
 MAX_CONNECTIONS = 100
-"""Each has a thread of its own; a browser keeps up to six."""
+"""Maximum number of connections; each has its own thread, and a browser keeps up to six."""
 MAX_IDLE_SECONDS = 30.0
-"""A page asks twice a second; who says nothing for longer is not waited for."""
+"""Maximum idle time of a connection: a page polls twice per second."""
 
 
 class Feed(Protocol):
-    """A run that can be viewed while it is going."""
+    """A run that can be viewed while it is running."""
 
     @property
     def name(self) -> str:
-        """What the run is called in the list."""
+        """The name of the run in the list."""
 
     def version(self) -> str:
         """Return something that changes whenever the page would."""
 
     def page(self) -> Page:
-        """Return the page as of now."""
+        """Return the current page."""
 
 
 class PageServer(ThreadingHTTPServer):
@@ -58,9 +58,9 @@ class PageServer(ThreadingHTTPServer):
 
     Args:
         feeds: the runs.
-        host: the address to listen at.
-        port: 0 takes any free one; ``url`` says which.
-        token: what a browser must present; made up where the address is not loopback and none is given.
+        host: the address to listen on.
+        port: the port; 0 for any free one, which ``url`` contains.
+        token: the token that a browser must present; generated if the address is not loopback and none is given.
     """
 
     daemon_threads = True
@@ -70,7 +70,7 @@ class PageServer(ThreadingHTTPServer):
         self, feeds: Sequence[Feed], *, host: str = "127.0.0.1", port: int = 0, token: str | None = None
     ) -> None:
         if not feeds:
-            raise ConfigError("there is no run to serve", hint="give a run folder or a log")
+            raise ConfigError("there is no run to serve", hint="pass a run folder or a log")
         if token is not None and not token.strip():
             raise ConfigError("the token is empty", hint="omit it, and one is generated if needed")
         self.feeds = {feed.name: feed for feed in feeds}
@@ -84,11 +84,11 @@ class PageServer(ThreadingHTTPServer):
             super().__init__((host, port), _Handler)
         except OSError as error:
             raise ConfigError(
-                f"cannot listen at {host}:{port}: {error.strerror}", host=host, port=port, hint="choose another --port"
+                f"cannot listen on {host}:{port}: {error.strerror}", host=host, port=port, hint="choose another --port"
             ) from error
 
     def read_ahead(self) -> None:
-        """Begin to read the runs in the background, so that the first look does not wait for all of it."""
+        """Start reading the runs in the background, so that the first page does not wait for all of them."""
 
         def read() -> None:
             for feed in self.feeds.values():
@@ -98,7 +98,7 @@ class PageServer(ThreadingHTTPServer):
         threading.Thread(target=read, name="holdfast-read-ahead", daemon=True).start()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what the list of runs says of each; a run is looked at again only if it has changed."""
+        """Return the rows of the list of runs; a run is read again only if it has changed."""
         return [self._row(feed) for feed in self.feeds.values()]
 
     def _row(self, feed: Feed) -> dict[str, Any]:
@@ -112,14 +112,14 @@ class PageServer(ThreadingHTTPServer):
             return {"name": feed.name, "href": _href(feed.name), "verdict": "unreadable", "lead": str(error)}
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, and hang up where there are too many already."""
+        """Answer in a separate thread, and close the connection if there are too many."""
         if self._room.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and make room for another."""
+        """Answer, and free the slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -127,7 +127,7 @@ class PageServer(ThreadingHTTPServer):
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Count an answer that is being made."""
+        """Count an answer in progress."""
         with self._answering:
             self._answers += 1
         try:
@@ -138,21 +138,21 @@ class PageServer(ThreadingHTTPServer):
                 self._answering.notify_all()
 
     def server_close(self) -> None:
-        """Stop listening, and wait for answers that are being made: a process that ends in one of them aborts."""
+        """Stop listening, and wait for answers in progress: a process that ends during one aborts."""
         super().server_close()
         with self._answering:
             self._answering.wait_for(lambda: not self._answers, timeout=MAX_IDLE_SECONDS)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that has closed its connection; of any other error, what the library says."""
+        """Ignore a browser that has closed its connection; report any other error as the library does."""
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
-        """Where to look, token included."""
+        """The URL to open, with the token."""
         host, port = str(self.server_address[0]), self.server_address[1]
-        if ip_address(host).is_unspecified:  # every address of this machine; a browser elsewhere needs its name
+        if ip_address(host).is_unspecified:  # every address of this machine; a remote browser needs its name
             host = gethostname()
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{port}/" + (f"?token={quote(self.token)}" if self.token else "")
@@ -168,13 +168,13 @@ def _is_loopback(host: str) -> bool:
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else the body waits until the browser has acknowledged the header
+    disable_nagle_algorithm = True  # otherwise the body waits until the browser has acknowledged the header
     timeout = MAX_IDLE_SECONDS
     server_version = "holdfast"
     sys_version = ""
 
     def log_message(self, *_: object) -> None:
-        """Say nothing: a page that polls would fill the terminal."""
+        """Do nothing: a page that polls would fill the terminal."""
 
     def do_GET(self) -> None:
         with self.server.answering():
@@ -244,7 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
             first, last = _number(query.get("first")), _number(query.get("last"))
             pages = [feed.page().to_json(columns=columns, small=small, first=first, last=last) for feed in feeds]
         except (HoldfastError, OSError) as error:
-            # A run that is being written, moved or removed: the next look may work.
+            # A run that is being written, moved or removed: the next request may work.
             return self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error).encode("utf-8", "replace"))
         except ValueError as error:
             return self._send(HTTPStatus.BAD_REQUEST, "text/plain", str(error).encode("utf-8", "replace"))

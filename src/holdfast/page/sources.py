@@ -1,4 +1,4 @@
-"""What the sources of a run's data contribute: their own figures, and their share of the samples."""
+"""What the sources of a run contribute: their metrics, and their share of the samples."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["batches_per_step", "is_of_source", "last_state", "source_charts", "s
 
 MAX_SOURCES = 12
 MAX_WINDOWS = 120
-"""Points of a share's line."""
+"""Maximum number of points of a share's line."""
 
 
 def sources_of(columns: RunColumns) -> tuple[str, ...]:
-    """Return the names of the run's sources, as its log says them."""
+    """Return the names of the run's sources, according to its log."""
     state = last_state(columns)
     try:
         names = parse_json(state["sources"]) if state is not None else ()
@@ -33,7 +33,7 @@ def sources_of(columns: RunColumns) -> tuple[str, ...]:
 
 
 def is_of_source(name: str, sources: Sequence[str]) -> tuple[str, str] | None:
-    """Return the source and the figure a name like ``loss/wiki``, ``wiki/loss`` or ``train_wiki/loss`` speaks of."""
+    """Return the source and the metric that a name like ``loss/wiki``, ``wiki/loss`` or ``train_wiki/loss`` denotes."""
     first, slash, second = name.partition("/")
     if not slash:
         return None
@@ -46,7 +46,7 @@ def is_of_source(name: str, sources: Sequence[str]) -> tuple[str, str] | None:
 
 
 def source_charts(columns: RunColumns, signals: Sequence[Signal]) -> Iterator[Chart]:
-    """Yield a chart for every figure that is recorded by source, and one with every source's share of the samples."""
+    """Yield a chart for every metric recorded by source, and one with every source's share of the samples."""
     sources = sources_of(columns)[:MAX_SOURCES]
     if not sources:
         return
@@ -68,7 +68,7 @@ def _recorded(signals: Sequence[Signal]) -> list[tuple[str, tuple[Any, Any]]]:
 
 
 def _aggregated(columns: RunColumns) -> dict[str, tuple[Any, Any]]:
-    """Return the figures that the run's aggregator has given now and then, as series."""
+    """Return the figures that the run's aggregator recorded, as series."""
     points: dict[str, list[tuple[float, float]]] = {}
     for event in columns.events:
         if event["event"] == "metrics":
@@ -95,12 +95,12 @@ def _shares(columns: RunColumns, sources: Sequence[str]) -> Iterator[Line]:
 
 
 def batches_per_step(columns: RunColumns) -> float:
-    """Return how many batches a step takes, as an event says that knows both; 1 where none does."""
+    """Return the number of batches per step from an event that has both, or 1."""
     known = [event for event in columns.events if event.get("step") and event.get("batch")]
     return known[-1]["batch"] / known[-1]["step"] if known else 1.0
 
 
 def last_state(columns: RunColumns) -> dict[str, Any] | None:
-    """Return the stream's state as the log had it last."""
+    """Return the last state of the stream in the log."""
     states = [event["state"] for event in columns.events if event["event"] == "stream"]
     return states[-1] if states else None

@@ -1,4 +1,4 @@
-"""Thin a series to what a screen can show without hiding anything: the extremes of every column of pixels."""
+"""Thins a series to what a screen can show without hiding anything: the extremes of every column of pixels."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Series = NDArray[np.float64]
 def thinned(
     steps: Series, values: Series, *, columns: int, first: float | None = None, last: float | None = None
 ) -> tuple[Series, Series]:
-    """Return the smallest, the largest and the first non-finite value of every column, in their order.
+    """Return the smallest, the largest and the first non-finite value of every column, in order.
 
-    The first and the last point of the stretch are always kept.
+    The first and last point of the range are always kept.
 
     Args:
         steps: the steps of the values; sorted if they are not.
         values: NaN and infinities stay visible: one of them represents those of its column.
-        columns: how many stretches of equal width the steps are divided into.
-        first: leave out what comes before this step.
-        last: leave out what comes after it.
+        columns: number of equal intervals into which the steps are divided.
+        first: leave out earlier steps.
+        last: leave out later steps.
     """
     if np.any(steps[1:] < steps[:-1]):
         order = np.argsort(steps, kind="stable")
@@ -42,7 +42,7 @@ def thinned(
     kept = [0, len(steps) - 1]
     for begin, end in pairwise(
         np.unique(edges).tolist()
-    ):  # a few hundred short calls: faster than one over all columns
+    ):  # a few hundred short calls are faster than one over all columns
         kept += (begin + int(low[begin:end].argmin()), begin + int(high[begin:end].argmax()))
         if not whole and not finite[begin:end].all():
             kept.append(begin + int(finite[begin:end].argmin()))
@@ -51,7 +51,7 @@ def thinned(
 
 
 def binned(steps: Series, values: Series, edges: Series, combine: np.ufunc, empty: float) -> Series:
-    """Return one number per interval between two edges: its values combined, or ``empty`` where it has none."""
+    """Return one number per interval between two edges: its values combined, or ``empty`` if it has none."""
     made = np.full(max(len(edges) - 1, 0), empty)
     if not len(made) or not len(steps):
         return made

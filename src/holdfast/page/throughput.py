@@ -1,4 +1,4 @@
-"""How fast a run goes, where its program does not record that itself."""
+"""The speed of a run whose program does not record it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["throughput_chart"]
 
 
 def throughput_chart(columns: RunColumns) -> Chart | None:
-    """Return the samples, or where the order does not say how many the steps, per second; None where nothing is timed.
+    """Return samples per second, or steps per second if the order does not say; None if nothing is timed.
 
-    The time of a step is what it took with the wait for its data; saves and evaluations are not counted.
+    The time of a step includes the wait for its data; saves and evaluations are not counted.
     """
     steps, seconds = columns.series("step_time")
     waited_at, waited = columns.series("data_time")

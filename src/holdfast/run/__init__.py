@@ -1,7 +1,7 @@
-"""The run: a training loop that is recorded, saved, resumed by itself, watched and, where asked, rolled back.
+"""The run: a training loop that is recorded, saved, resumed automatically, monitored and, on request, rolled back.
 
-A run lives in one folder. Every step is a record in its log; a checkpoint holds everything the run continues from;
-starting the same program again continues from the newest good one. Reading a run's log needs no torch.
+A run lives in one folder. Every step is a record in its log; a checkpoint holds everything needed to continue the run;
+starting the same program again continues from the newest good checkpoint. Reading a run's log does not need torch.
 """
 
 from __future__ import annotations

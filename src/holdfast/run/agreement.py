@@ -1,7 +1,7 @@
-"""How the ranks decide together: every rank says what it wishes, one small all-reduce later all do the same.
+"""How the ranks decide together: every rank contributes its wish to one small all-reduce, and all act on the result.
 
-With several ranks the wishes of a step are read when the next step is done, so nobody waits for anybody; alone they
-are read at once.
+With several ranks the wishes of a step are read after the next step, so no rank waits for another; a single process
+reads them at once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["Agreed", "Agreement", "Wish"]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What one rank wishes after a step.
+    """What one rank asks for after a step.
 
     Attributes:
         signal: the preemption signal it received, 0 for none.
-        ends: the time is up.
+        ends: its time is up.
         saves: a checkpoint is due by the clock.
-        action: the most its own findings ask for.
-        seconds: the step's time up to where it may have waited for other ranks.
+        action: the strongest action that its own findings ask for.
+        seconds: the step's time up to the point where it may have waited for other ranks.
     """
 
     signal: int = 0
@@ -43,8 +43,8 @@ class Agreed:
         signal: a preemption signal any rank received, 0 for none.
         ends: rank 0's time is up.
         saves: rank 0's clock asks for a checkpoint.
-        action: the highest any rank's findings ask for.
-        seconds: every rank's own time of the step.
+        action: the strongest action that any rank's findings ask for.
+        seconds: every rank's own time for the step.
     """
 
     signal: int
@@ -55,7 +55,7 @@ class Agreed:
 
 
 class Agreement:
-    """Exchanges wishes between the ranks.
+    """The exchange of wishes between the ranks.
 
     Args:
         ranks: the processes of the run.
@@ -66,7 +66,7 @@ class Agreement:
         self._under_way: Exchange | None = None
 
     def reach(self, wish: Wish) -> Agreed | None:
-        """Give this step's wish; returns what was agreed on the step before (alone: on this one)."""
+        """Submit this step's wish; return the agreement for the previous step (for this one in a single process)."""
         row = (float(wish.signal), float(wish.ends), float(wish.saves), float(wish.action), wish.seconds)
         if self._ranks.world == 1:
             return _agreed([row])
@@ -74,12 +74,12 @@ class Agreement:
         return None if before is None else _agreed(before.rows())
 
     def drain(self) -> Agreed | None:
-        """Return what is agreed on the last step, once nothing more follows."""
+        """Return the agreement for the last step, when no more steps follow."""
         last, self._under_way = self._under_way, None
         return None if last is None else _agreed(last.rows())
 
     def gather(self, own: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        """Return what every rank has to say, in the order of the ranks."""
+        """Return the records of all ranks, in rank order."""
         return [entry for entries in self._ranks.each(own) for entry in entries]
 
 

@@ -1,7 +1,6 @@
-"""Alerts: a finding sent to where a person sees it. Sending never holds up the training, and never fails it.
+"""Alerts: findings sent to where a person sees them. Sending never delays the training, and never makes it fail.
 
-An alert is anything that can be called with a finding: a function of your own, ``WebhookAlert``, or
-``OpenTelemetryAlert``.
+An alert is any callable that takes a finding: your own function, ``WebhookAlert``, or ``OpenTelemetryAlert``.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ Alert = Callable[[Mapping[str, Any]], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookAlert:
-    """Posts a finding as JSON; the field ``text`` makes it a message in Slack and the like.
+    """An alert that posts a finding as JSON; Slack and similar services show its ``text`` field as a message.
 
     Args:
-        url: where to.
+        url: where to post it.
         seconds: how long to wait for an answer.
-        attempts: how often to try.
+        attempts: the number of attempts.
     """
 
     url: str
@@ -41,14 +40,14 @@ class WebhookAlert:
             raise ConfigError("a webhook must be an http or https URL", url=self.url)
 
     def __call__(self, finding: Mapping[str, Any]) -> None:
-        """Send it; raises the last error once every attempt has failed."""
+        """Send it; raise the last error if every attempt fails."""
         text = f"{finding['run']}: {finding['title']} from step {finding['onset']} ({finding['severity']})"
         if finding.get("evidence"):
             text += f" — {finding['evidence'][0]}"
         body = json.dumps({"text": text, **finding}, default=str).encode()
         request = urllib.request.Request(self.url, data=body, headers={"Content-Type": "application/json"})
         for _ in range(self.attempts - 1):
-            with contextlib.suppress(OSError):  # urllib's own errors are of this kind
+            with contextlib.suppress(OSError):  # urllib's own errors are OSErrors
                 return self._post(request)
         return self._post(request)
 
@@ -57,16 +56,16 @@ class WebhookAlert:
             with urllib.request.urlopen(request, timeout=self.seconds):
                 pass
         except urllib.error.HTTPError as error:
-            error.close()  # it is an open answer, too
+            error.close()  # the error is also an open response
             raise
 
 
 class OpenTelemetryAlert:
-    """Emits a finding as an event of an OpenTelemetry span, through the program's tracer provider.
+    """An alert that emits a finding as an event of an OpenTelemetry span, through the program's tracer provider.
 
     Args:
         name: the tracer's name.
-        provider: another tracer provider than the program's.
+        provider: a tracer provider to use instead of the program's.
     """
 
     def __init__(self, name: str = "holdfast.run", *, provider: Any = None) -> None:
@@ -88,10 +87,10 @@ class OpenTelemetryAlert:
 
 
 class Alerts:
-    """Sends findings in the background.
+    """A sender of findings in the background.
 
     Args:
-        targets: where to.
+        targets: where to send them.
     """
 
     def __init__(self, targets: Sequence[Alert]) -> None:
@@ -111,7 +110,7 @@ class Alerts:
             thread.start()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait for what is being sent."""
+        """Wait for alerts that are being sent."""
         for thread in self._threads:
             thread.join(seconds)
         self._threads.clear()
@@ -121,7 +120,7 @@ class Alerts:
         name = type(target).__name__ if not hasattr(target, "__name__") else str(target.__name__)
         try:
             target(finding)
-        except Exception as error:  # a user's callback may raise anything; the training must not end of it
+        except Exception as error:  # a user's callback may raise anything; the training must not end because of it
             note(name, f"{type(error).__name__}: {error}")
         else:
             note(name, None)

@@ -27,28 +27,28 @@ from holdfast.run.snapshot import Components
 __all__ = ["REMEMBERED", "Attempt", "begin", "open_attempt", "restore_checkpoint"]
 
 REMEMBERED = frozenset(("start", "checkpoint", "rollback", "rolled_back", "alert"))
-"""Events that decide how a run continues."""
+"""Events that determine how a run continues."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """What an attempt holds open, and how far it is.
+    """The open resources of an attempt, and its progress.
 
     Attributes:
         ranks: the processes of the run.
         identity: which run this is.
-        number: of this attempt, from 1.
+        number: the number of this attempt, from 1.
         recorder: this rank's log.
-        stopwatch: where the time goes.
-        checkpoints: saves and finds.
-        history: what earlier attempts left.
+        stopwatch: measures where the time goes.
+        checkpoints: saves and finds checkpoints.
+        history: what earlier attempts recorded.
         step: steps done.
         batch: batches taken for them.
         reached: one more than the highest step any attempt has done; steps below are redone.
-        discard: batches a rollback left out, of a loader that cannot skip them itself.
+        discard: batches that a rollback skips, if the loader cannot skip them itself.
         passing: whether a pass over the data is under way.
         saved_step: the step of the last checkpoint.
-        saved_at: when it was begun.
+        saved_at: when its save began.
     """
 
     ranks: Ranks
@@ -70,19 +70,19 @@ class Attempt:
     saved_at: float = field(default_factory=time.monotonic)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Write an event, with the time spent since the record before it."""
+        """Write an event, with the time spent since the previous record."""
         spent, at = self.stopwatch.take()
         self.note(kind, **fields, **spent, at=at)
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Write an event without its times; the only way from another thread than the loop's."""
+        """Write an event without its times; threads other than the loop's must use this."""
         record = {"event": kind, **fields}
         self.recorder.write(record)
         if kind in REMEMBERED:
             self.history.events.append(record)
 
     def close(self) -> None:
-        """Close the log and let the folder go."""
+        """Close the log and release the folder."""
         self.compaction.stop()
         self.recorder.close()
         if self.lock is not None:
@@ -93,12 +93,12 @@ class Attempt:
 def begin(
     folder: RunFolder, components: Components, options: RunOptions, *, fresh: bool, config: Mapping[str, Any]
 ) -> Attempt:
-    """Start an attempt: lock, check whose folder it is, open the log, restore. All ranks call it.
+    """Start an attempt: lock the folder, check that it belongs to this run, open the log, restore. All ranks call it.
 
     Raises:
         RunLockedError: another process is running here.
         RunMismatchError: the folder belongs to another run, other data or another model.
-        RunFolderError: the folder holds checkpoints, but none a run could continue from.
+        RunFolderError: the folder holds checkpoints, but none that a run can continue from.
     """
     attempt, down = open_attempt(folder, components, options, fresh=fresh, config=config)
     try:
@@ -113,7 +113,7 @@ def begin(
 def open_attempt(
     folder: RunFolder, components: Components, options: RunOptions, *, fresh: bool, config: Mapping[str, Any]
 ) -> tuple[Attempt, float]:
-    """Lock the folder, check whose it is and open the log, for callers that restore by themselves. All ranks call it.
+    """Start an attempt without restoring, for callers that restore by themselves. All ranks call it.
 
     Returns:
         The attempt, and for how many seconds the run was down before it.
@@ -146,7 +146,7 @@ def _open(
     identity = ranks.first(lambda: _identify(folder, components, fresh=fresh))
     histories = ranks.each(lambda: _outline(History.read(folder, rank=ranks.rank)))
     history = histories[ranks.rank]
-    history.events = list(histories[0].events)  # what was decided is the same for all
+    history.events = list(histories[0].events)  # decisions are the same for all ranks
     number = 1 + max(each.attempts for each in histories)
     origin, down = _origin(history)
     stopwatch = Stopwatch(origin.monotonic, stall_after=options.stall_after)
@@ -195,34 +195,34 @@ def _identify(folder: RunFolder, components: Components, *, fresh: bool) -> Iden
 
 
 def _move_aside(folder: RunFolder) -> None:
-    """Move whatever run is there to a place of its own; nothing is deleted."""
+    """Move the run that is there to a separate folder; nothing is deleted."""
     entries = [folder.identity, folder.logs, folder.checkpoints, folder.abandoned, folder.stalls, folder.progress]
     present = [path for path in entries if path.exists()]
     if not present:
         return
     place = folder.earlier / f"{time.strftime('%Y%m%d-%H%M%S')}-{len(list(folder.earlier.glob('*')))}"
     place.mkdir(parents=True)
-    # The identity last: a crash in between leaves a folder that still says whose it is.
+    # The identity last: after a crash in between, the folder still says which run it belongs to.
     for path in (*[path for path in present if path != folder.identity], folder.identity):
         if path.exists():
             os.replace(path, place / path.name)
 
 
 def _outline(history: History) -> History:
-    """Return the history with its decisions only: every rank gets everyone's."""
+    """Return the history with its decisions only, to send to every rank."""
     history.events = [event for event in history.events if event["event"] in REMEMBERED]
     return history
 
 
 def _heads(folder: RunFolder, histories: list[History]) -> dict[str, str]:
-    """Return the digest at the end of every rank's log before this attempt; ranks of larger attempts included."""
+    """Return the digest at the end of every rank's log before this attempt, including ranks of larger attempts."""
     heads = {str(rank): history.head for rank, history in enumerate(histories) if history.attempts}
     gone = {file.rank for file in folder.log_files()} - set(range(len(histories)))
     return heads | {str(rank): History.read(folder, rank=rank).head for rank in sorted(gone)}
 
 
 def _origin(history: History) -> tuple[Origin, float]:
-    """Return when this attempt began, and for how long the run was down before."""
+    """Return when this attempt began, and for how long the run was down before it."""
     if history.origin is None:
         return Origin.of_process(), 0.0
     ended = history.origin.monotonic + history.elapsed
@@ -240,7 +240,7 @@ def _restore(attempt: Attempt, components: Components, down: float) -> None:
     except UnusableCheckpointError as error:
         raise RunFolderError(
             f"the folder holds checkpoints, but {error.message}",
-            hint="restore one from a backup, or pass fresh=True to begin again at step 0",
+            hint="restore one from a backup, or pass fresh=True to start over at step 0",
         ) from error
     notes = attempt.ranks.doubts
     for doubt in notes:
@@ -262,7 +262,7 @@ def _restore(attempt: Attempt, components: Components, down: float) -> None:
 
 
 def restore_checkpoint(attempt: Attempt, components: Components, found: Found) -> tuple[str, ...]:
-    """Put everything back from a checkpoint; returns what could not be carried over exactly."""
+    """Restore everything from a checkpoint; return what could not be restored exactly."""
     try:
         restored = components.restore(found.path, attempt.ranks)
     except StateMismatchError as error:

@@ -1,7 +1,7 @@
-"""Audit: at which steps a run saw given samples, or that it never did, in a statement anyone can recompute.
+"""Audit: at which steps a run saw given samples, or that it never did, as a statement that anyone can recompute.
 
-The order is inverted, so a query costs arithmetic and no search. What the answer rests on is checked first: the chain
-of the log, that no checkpoint tells of steps the log lacks, and the fingerprints of the data where it is at hand.
+The order is inverted, so a query needs arithmetic but no search. What the answer is based on is checked first: the
+chain of the log, that no checkpoint contains steps the log lacks, and the fingerprints of the data if it is available.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MAX_INDEX = 2**63 - 1
 """The largest index a sample can have."""
 COLUMNS = ("index", "step", "batch", "epoch", "rank", "slot", "position", "counted", "masked")
 ENDINGS = frozenset(("end", "preempted", "time_up", "stopped"))
-"""Events after which nothing follows in a log that is whole."""
+"""Events that end a complete log."""
 
 
 class Sightings(NamedTuple):
-    """Every time samples of one source were trained on, one row each, by index and then by time.
+    """Every time samples of one source were trained on, one row each, sorted by index and then by time.
 
-    ``counted`` is False for steps that were done again after a restart or a rollback; ``masked`` is True where the
-    sample was in its batch, marked as invalid.
+    ``counted`` is False for steps that were redone after a restart or a rollback; ``masked`` is True where the sample
+    was in its batch, but marked as invalid.
     """
 
     index: Int64  # type: ignore[assignment]  # a sample's index, as everywhere; tuple.index is not used
@@ -58,18 +58,18 @@ class Sightings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What a run saw of some samples.
+    """The times at which a run saw given samples.
 
     Attributes:
-        run: which run.
+        run: the id of the run.
         heads: the digest at the end of every rank's log.
-        ended: whether the log ends with an ending; otherwise the run may have gone on.
+        ended: whether the log ends with an end event; otherwise the run may have continued.
         steps: how many steps count.
         data: source → fingerprint.
-        data_checked: whether the data itself was at hand and had these fingerprints.
-        asked: source → indices asked for.
+        data_checked: whether the data itself was available and had these fingerprints.
+        asked: source → the indices in question.
         seen: source → every time one of them was trained on.
-        stretches: what it was computed from.
+        stretches: the stretches of the run that it was computed from.
     """
 
     run: str
@@ -84,14 +84,14 @@ class Audit:
 
     @property
     def never_seen(self) -> dict[str, list[int]]:
-        """Source → indices that no step of the run, counted or not, was given."""
+        """Source → indices that no step of the run, counted or not, received."""
         return {
             source: np.setdiff1d(np.array(indices, dtype=np.int64), self.seen[source].index).tolist()
             for source, indices in self.asked.items()
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return the statement: the answer and everything needed to compute it again."""
+        """Return the statement: the answer and everything needed to recompute it."""
         statement = _Statement(
             run=self.run,
             heads=self.heads,
@@ -132,18 +132,18 @@ def audit(
     head: str | None = None,
     unfinished: bool = False,
 ) -> Audit:
-    """Say at which steps a run saw these samples.
+    """Find the steps at which a run saw given samples.
 
     Args:
         folder: the run's folder.
         samples: source → indices.
         loader: the run's loader, created again: its data must have the recorded fingerprints. Needed if the partition
             uses labels or keys.
-        head: the digest rank 0's log must contain, from an earlier statement or noted elsewhere.
-        unfinished: accept a log that does not end with an ending, of a run that is still going or was killed.
+        head: a digest that rank 0's log must contain, from an earlier statement or kept elsewhere.
+        unfinished: accept a log without an end event, from a run that is still running or was killed.
 
     Raises:
-        RunLogError: the log was edited, cut or reordered, an attempt is missing, or it was made with other data.
+        RunLogError: the log was edited, truncated or reordered, an attempt is missing, or it was made with other data.
         OrderError: there is no such source or sample.
     """
     log = RunLog(folder)
@@ -178,13 +178,13 @@ def audit(
 
 
 def check_statement(value: Any, *, partition: Partition | None = None) -> None:
-    """Compute a statement's answer again from the order it holds.
+    """Recompute a statement's answer from the order it contains, and compare.
 
-    That its order is the run's, and that ``ended`` and ``data_checked`` are true, only the log can show: audit it
+    Only the log can show that the order is the run's, and that ``ended`` and ``data_checked`` are true: audit the log
     with one of the statement's ``heads``.
 
     Raises:
-        RunLogError: it is not a statement, or it does not say what follows from its order.
+        RunLogError: it is not a statement, or its answer does not follow from its order.
     """
     statement = STATEMENT.from_json(value)
     stretches = [Stretch.from_json(each) for each in statement.stretches]
@@ -201,7 +201,7 @@ def check_statement(value: Any, *, partition: Partition | None = None) -> None:
             raise RunLogError("the statement does not follow from its order", source=source)
 
 
-# --- what the answer rests on --------------------------------------------------------------------------------------
+# --- what the answer is based on -----------------------------------------------------------------------------------
 
 
 def _check_chain(log: RunLog, head: str | None) -> dict[str, str]:
@@ -226,7 +226,7 @@ def _check_chain(log: RunLog, head: str | None) -> dict[str, str]:
     for number, rank in enumerate(log.ranks):
         header = log.header(rank=rank)
         if header.get("run") != run or number != rank:
-            raise RunLogError("the log belongs to another run, or a rank's is missing", rank=rank, run=run)
+            raise RunLogError("the log belongs to another run, or the log of a rank is missing", rank=rank, run=run)
     _check_attempts(files)
     digests = {str(rank): _digests(log, rank) for rank in log.ranks}
     if head is not None and head not in digests["0"]:
@@ -246,12 +246,12 @@ def _check_attempts(files: Sequence[LogFile]) -> None:
 
 
 def _check_end(log: RunLog, *, unfinished: bool) -> bool:
-    """Refuse a log whose last attempt lacks a rank, or the ending of one; returns whether it has all endings."""
+    """Return whether the last attempt has an end event on every rank; raise if it does not, unless ``unfinished``."""
     last = log.attempts[-1]
     ended = all(_has_ended(log, rank, last) for rank in range(int(log.header(attempt=last).get("world_size", 1))))
     if not ended and not unfinished:
         raise RunLogError(
-            "the log does not end with an ending on every rank: the run is still going, was killed, or the log "
+            "the log does not have an end event on every rank: the run is still running, was killed, or the log "
             "was truncated",
             folder=str(log.folder.root),
             hint="pass --unfinished for a statement about the recorded steps",
@@ -268,7 +268,7 @@ def _has_ended(log: RunLog, rank: int, attempt: int) -> bool:
 
 
 def _check_checkpoints(log: RunLog, stretches: Sequence[Stretch]) -> None:
-    """Refuse a log that lacks steps a checkpoint was made of: their records were on disk before it was."""
+    """Raise if the log lacks steps that a checkpoint contains: their records were on disk before it was saved."""
     reached = max(int(stretch.steps.max()) for stretch in stretches) + 1
     abandoned = log.folder.abandoned.glob("*/step-*") if log.folder.abandoned.is_dir() else ()
     for path in (*log.folder.checkpoint_steps().values(), *abandoned):

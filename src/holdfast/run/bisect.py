@@ -1,7 +1,7 @@
-"""Bisect: the first step, and the first thing in it, in which two runs part.
+"""Bisect: the first step, and the first component in it, at which two runs diverge.
 
-Within a step things are compared in the order in which they come about: the parameters the step began with, which
-samples it was given, what is in them, the loss, the learning rate, and the gradient of each layer (the last layer's
+Within a step, components are compared in the order in which they are computed: the parameters at the start of the step,
+the samples it received, their content, the loss, the learning rate, and the gradient of each layer (the last layer
 first, as in the backward pass). Numbers are compared by their exact bits.
 """
 
@@ -36,19 +36,19 @@ WINDOW_STEPS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where two runs part.
+    """The point at which two runs diverge.
 
     Attributes:
         step: the first step in which they differ; None if they agree as far as both go.
         component: what differs first in it: ``parameters``, ``weights``, ``data order``, ``batch content``, ``loss``,
             ``learning rate`` or ``gradient``; None if nothing does.
-        layer: whose weights or gradient, where that is known.
-        rank: whose record differs.
+        layer: the layer whose weights or gradient differ, if known.
+        rank: the rank whose record differs.
         one: the first run's value.
         other: the second run's value.
         differing: everything that differs in that step, in the same order.
         compared: how many steps both runs have.
-        unchanged_since: the parameters were last known to be equal after this many steps.
+        unchanged_since: the number of steps after which the parameters were last known to be equal.
         notes: what could not be compared, and why.
     """
 
@@ -70,7 +70,7 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """One thing that differs in a step."""
+    """One component that differs in a step."""
 
     component: str
     one: Any
@@ -83,12 +83,12 @@ class _Difference:
 
 
 def bisect(one: RunLog, other: RunLog, *, loaders: tuple[Any, Any] | None = None) -> Parting:
-    """Find the first step and the first thing in which two runs part.
+    """Find the first step, and the first component in it, at which two runs diverge.
 
     Args:
         one: the log of the first run.
         other: the log of the second.
-        loaders: both runs' loaders, created again, to compare what is in the batches; the log does not hold it.
+        loaders: both runs' loaders, created again, to compare the content of batches, which is not in the log.
     """
     notes: list[str] = []
     hashes = [_hashes(log) for log in (one, other)]
@@ -128,14 +128,14 @@ def bisect(one: RunLog, other: RunLog, *, loaders: tuple[Any, Any] | None = None
 
 
 def _hashes(log: RunLog) -> dict[int, str]:
-    """Return the hash of the parameters after this many steps; a step saved again counts as it was last."""
+    """Return the hash of the parameters by number of steps done; where a step was saved again, the last one."""
     return {e["step"]: e["parameter_hash"] for e in log.events("checkpoint") if "parameter_hash" in e}
 
 
 def _differences(
     one: Record, other: Record, hashes: dict[int, str], other_hashes: dict[int, str]
 ) -> Iterator[_Difference]:
-    """Yield what differs in one step, in the order in which it comes about."""
+    """Yield what differs in one step, in the order in which it is computed."""
     step = one["step"]
     if step in hashes and step in other_hashes and hashes[step] != other_hashes[step]:
         yield _Difference(PARAMETERS, hashes[step], other_hashes[step])
@@ -147,7 +147,7 @@ def _differences(
         yield _Difference(ORDER, one.get("batches"), other.get("batches"))
     if one.get("loss_bits") != other.get("loss_bits"):
         yield _Difference(LOSS, one.get("loss"), other.get("loss"))
-    # Before the gradients: with several optimizers, those of the second depend on the rate of the first.
+    # Before the gradients: with several optimizers, the second one's depend on the rate of the first.
     if one.get("lr") != other.get("lr"):
         yield _Difference(RATE, one.get("lr"), other.get("lr"))
     layers = [name for name in shared if name.startswith(_GRAD_NORM) and not _same(one[name], other[name])]
@@ -164,14 +164,14 @@ def _same(one: float, other: float) -> bool:
 def _after_the_last(
     best: tuple[int, int, list[_Difference]] | None, compared: int, hashes: Sequence[dict[int, str]]
 ) -> tuple[int, int, list[_Difference]] | None:
-    """Compare the parameters after the last common step, which no step's record begins with."""
+    """Compare the parameters after the last common step, which no step's comparison covers."""
     one, other = (each.get(compared) for each in hashes)
     if best is None and one is not None and other is not None and one != other:
         return compared, 0, [_Difference(PARAMETERS, one, other)]
     return best
 
 
-# --- which samples, and what is in them ----------------------------------------------------------------------------
+# --- the samples and their content ---------------------------------------------------------------------------------
 
 
 def _earlier_order(
@@ -181,13 +181,13 @@ def _earlier_order(
     compared: int,
     notes: list[str],
 ) -> tuple[int, int, list[_Difference]] | None:
-    """Look for a step with other samples, no later than the first step that differs otherwise."""
+    """Look for a step with different samples, no later than the first step that differs in another way."""
     from holdfast.errors import HoldfastError
 
     try:
         schedules = [[(s, rebuild(s.state)) for s in read_stretches(log)] for log in (one, other)]
     except HoldfastError as error:
-        notes.append(f"which samples the steps saw was not compared: {error.message}")
+        notes.append(f"the samples of the steps were not compared: {error.message}")
         return best
     if len(schedules[0]) == len(schedules[1]) == 1 and _same_plan(schedules[0][0][1], schedules[1][0][1]):
         return best
@@ -216,7 +216,7 @@ def _same_plan(one: Schedule, other: Schedule) -> bool:
 def _samples(
     stretches: Sequence[tuple[Stretch, Schedule]], first: int, stop: int
 ) -> dict[int, list[tuple[str, int, int, bool]]]:
-    """Return step → every (source, index, rank, masked) it was given, for the steps that count."""
+    """Return step → every (source, index, rank, masked) it received, for the steps that count."""
     found: dict[int, list[tuple[str, int, int, bool]]] = {}
     for stretch, schedule in stretches:
         order = schedule.order
@@ -239,12 +239,12 @@ def _samples(
 def _content(
     loaders: tuple[Any, Any] | None, one: RunLog, other: RunLog, step: int, rank: int, notes: list[str]
 ) -> list[_Difference]:
-    """Compare what is in a step's batches, where both runs' data is at hand; else their fingerprints."""
+    """Compare the content of a step's batches if both runs' data is available; otherwise their fingerprints."""
     if loaders is None:
         found = [next((e["state"].get("sources") for e in log.events("stream")), None) for log in (one, other)]
         if found[0] != found[1]:
             return [_Difference(CONTENT, *found)]
-        notes.append("what is in the batches was not compared: pass both programs to compare it")
+        notes.append("the content of the batches was not compared: pass both programs to compare it")
         return []
     batches = next((r.get("batches", (0, 0)) for r in one.steps(rank) if r["step"] == step), (0, 0))
     for batch in range(*batches):

@@ -1,11 +1,11 @@
-"""Blame: which samples of a step stand out from the usual level of their own source, and are behind what happened.
+"""Blame: which samples of a step stand out from the usual level of their own source, and caused what happened.
 
-Every sample of the window is measured on its own, at the state before the window: its loss and its gradient norm, which
-one step of the program gives together. Samples of the steps before are the control group, and say for each of the two
-how far out healthy samples lie: gradient norms scatter far more than losses. Those far beyond that are candidates. The
-steps are then made again without them: only a set without which the excess is gone is blamed, made as small as that
-allows. A few bad samples need not lift the loss of a whole batch out of its range; those whose own loss lies far beyond
-every sample before are blamed if the loss is lower without them. Nobody may be out, and then nobody is blamed.
+Every sample of the window is measured on its own, at the state before the window: its loss and its gradient norm, both
+from one step of the program. Samples of earlier steps are the control group; for each of the two measures they show how
+far out healthy samples are: gradient norms scatter far more than losses. Samples far beyond that are candidates. The
+steps are then re-run without them: a set is blamed only if the excess is gone without it, and is made as small as that
+allows. A few bad samples may not lift the loss of a whole batch out of its range; samples whose own loss is far beyond
+that of every earlier sample are blamed if the loss is lower without them. If no sample stands out, none is blamed.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ __all__ = ["Blame", "BlameOptions", "SourceLevel", "Suspect", "blame", "rank_sam
 
 
 MAX_STEPS = 256
-"""Re-running a longer stretch step by step gains nothing: samples show their harm within a few steps."""
+"""Re-running more steps one by one gains nothing: samples show their harm within a few steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlameOptions:
-    """How suspects are looked for.
+    """Options for finding suspects.
 
     Args:
-        before: steps before the suspect one that belong to the window too: a loss may jump one step after its cause.
-        horizon: steps after the window in which the harm is watched.
-        reference: steps before the window whose samples say what is usual.
-        min_score: a candidate's loss, or its gradient norm, lies at least this many spreads above the level of its
+        before: steps before the suspect one that also belong to the window: a loss may jump one step after its cause.
+        horizon: steps after the window that are watched for harm.
+        reference: steps before the window whose samples define what is usual.
+        min_score: a candidate's loss, or its gradient norm, is at least this many spreads above the level of its
             source …
-        above_reference: … and this many times as far as the farthest sample of the reference, in the same measure.
-        far_score: a sample whose own loss lies this many spreads above the level of its source …
-        far_above_reference: … and this many times as far as the farthest loss of the reference, is blamed even where
-            the loss of its batch stays within its range. ``bench/blame.py``: poison lies 2 to 9 times as far. It must
-            reach beyond the reference by its logarithm too, ``above_reference`` times as far: the losses of a model
-            that has learnt have long tails, in which a hard sample lies twenty spreads out.
-        far_share: … and be at least this share of the loss the run began with: a sample on which the model does nearly
-            as well as it should is not worth leaving out, however small the losses of the others are.
-        min_excess: there is something to explain where the mean loss of the watched steps lies this many spreads (of
-            such a mean) above the level of the steps before.
-        history: recorded steps that say what the run's loss usually is; few, as it falls while the run learns.
+        above_reference: … and this many times as far out as the farthest sample of the reference, in the same measure.
+        far_score: a sample whose own loss is this many spreads above the level of its source …
+        far_above_reference: … and this many times as far out as the farthest loss of the reference, is blamed even if
+            the loss of its batch stays within its range. ``bench/blame.py``: poison is 2 to 9 times as far out. Its
+            logarithm must also exceed the reference, ``above_reference`` times as far: the losses of a model that has
+            learnt have long tails, in which a hard sample is twenty spreads out.
+        far_share: … and its loss must be at least this share of the loss the run began with: a sample on which the
+            model does nearly as well as it should is not worth leaving out, however small the losses of the others are.
+        min_excess: there is something to explain if the mean loss of the watched steps is this many spreads (of such a
+            mean) above the level of the steps before.
+        history: recorded steps that define the usual loss of the run; few, as it falls while the run learns.
         min_share: the blamed samples explain at least this share of the excess.
-        max_trials: how often the steps are re-run to find a smaller set.
+        max_trials: how many times the steps may be re-run to find a smaller set.
         max_listed: how many samples are listed, blamed or not.
     """
 
@@ -73,11 +73,11 @@ class BlameOptions:
             raise ConfigError("before, horizon, max_trials and max_listed must not be negative, reference at least 1")
         if max(self.before, self.horizon, self.reference) > MAX_STEPS:
             raise ConfigError(
-                f"before, horizon and reference are at most {MAX_STEPS} steps",
+                f"before, horizon and reference must be at most {MAX_STEPS} steps",
                 before=self.before,
                 horizon=self.horizon,
                 reference=self.reference,
-                hint="name the step at which the loss jumped, and watch the steps around it",
+                hint="pass the step at which the loss jumped, and watch only the steps around it",
             )
 
 
@@ -85,8 +85,8 @@ class BlameOptions:
 class Suspect:
     """A sample of the window, measured on its own.
 
-    ``score`` says how many spreads its loss (or its gradient norm, where that is further beyond the reference) lies
-    above the usual level of its source.
+    ``score`` is how many spreads its loss (or its gradient norm, where that is further beyond the reference) is above
+    the usual level of its source.
     """
 
     source: str
@@ -108,7 +108,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class SourceLevel:
-    """A source in the window: how many samples, their mean loss, and what is usual."""
+    """A source in the window: its number of samples, their mean loss, and the usual level."""
 
     samples: int
     mean_loss: float
@@ -119,18 +119,18 @@ class SourceLevel:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Who stands out in a window of steps.
+    """The samples that stand out in a window of steps.
 
     Attributes:
         window: the first step and one past the last.
-        blamed: samples without which the excess is gone, or far-out ones without which the loss is lower; none where
-            no sample stands out, or it does not help.
-        ranked: the samples that lie furthest beyond the reference, blamed or not.
+        blamed: samples without which the excess is gone, or far-out ones without which the loss is lower; empty if no
+            sample stands out, or leaving them out does not help.
+        ranked: the samples that are furthest beyond the reference, blamed or not.
         sources: every source of the window.
-        excess: how far the mean loss of the watched steps lies above the usual level, in spreads.
-        explained: the share of the excess that is gone without the blamed samples; None where there was no excess, or
-            no sample to try it without.
-        heeds_masks: whether masking was enough; else rows were removed.
+        excess: how far the mean loss of the watched steps is above the usual level, in spreads.
+        explained: the share of the excess that is gone without the blamed samples; None if there was no excess, or no
+            sample to leave out.
+        heeds_masks: whether masking was enough; otherwise rows were removed.
         steps_made: steps that were re-run.
         samples_measured: samples that were measured one by one.
     """
@@ -156,10 +156,10 @@ class Blame:
 
 
 class Excess:
-    """How far watched steps lie above the usual level of the run.
+    """How far watched steps are above the usual level of the run.
 
     Args:
-        history: losses of the steps before, which say what is usual.
+        history: losses of the steps before, which define what is usual.
     """
 
     def __init__(self, history: Sequence[float]) -> None:
@@ -180,10 +180,10 @@ class Ranked(NamedTuple):
 
     Attributes:
         measured: the sample on its own.
-        reach: how many times as far out it lies as the farthest sample of the reference, by loss or by gradient norm.
-        score: how many spreads it lies above the level of its source, in the measure in which it reaches further.
+        reach: how many times as far out it is as the farthest sample of the reference, by loss or by gradient norm.
+        score: how many spreads it is above the level of its source, in the measure in which it reaches further.
         stands_out: whether it is a candidate.
-        far_out: whether its own loss lies far beyond all others.
+        far_out: whether its own loss is far beyond all others.
     """
 
     measured: Measured
@@ -201,8 +201,8 @@ class Ranked(NamedTuple):
 def rank_samples(
     trials: Trials, window: range, options: BlameOptions
 ) -> tuple[list[Ranked], dict[str, SourceLevel], dict[str, Usual]]:
-    """Measure the window's samples against the reference; returns them by reach, and what is usual by source."""
-    first = max(0, window.start - min(options.reference, len(trials.steps)))  # its cost stays in proportion
+    """Measure the window's samples against the reference; return them by reach, and the usual level of each source."""
+    first = max(0, window.start - min(options.reference, len(trials.steps)))  # keeps its cost in proportion
     suspects = trials.measure(trials.samples_of(window))
     reference = trials.measure(trials.samples_of(range(first, window.start)))
     if not reference:
@@ -223,7 +223,7 @@ def rank_samples(
 
     has_reference = reference is not suspects
     reach_of_logarithms = max(MIN_REACH, *map(score_of_logarithm, reference))
-    # How far healthy samples reach, by loss and by gradient norm.
+    # How far out healthy samples are, by loss and by gradient norm.
     reaches = [max(column) for column in zip(*map(scores, reference), strict=True)] if has_reference else [0.0, 0.0]
 
     def entry(each: Measured) -> Ranked:
@@ -259,9 +259,9 @@ def rank_samples(
 
 
 FIRST_STEPS = 8
-"""Recorded steps that say what loss the run began with."""
+"""Number of recorded steps that define the loss the run began with."""
 MIN_REACH = 3.0
-"""Healthy samples are taken to reach at least this many spreads above their level, however few were measured."""
+"""Healthy samples are assumed to reach at least this many spreads above their level, however few were measured."""
 MIN_REFERENCE_SAMPLES = 6
 """A source with fewer samples in the reference is compared with all sources together."""
 
@@ -271,7 +271,7 @@ def _logarithm(each: Measured) -> float:
 
 
 def _levels(measured: Sequence[Measured], value: Any) -> dict[str, Usual]:
-    """Return source → usual level; ``""`` is that of all together."""
+    """Return source → usual level; the key ``""`` is for all sources together."""
     found = {"": Usual.of([value(each) for each in measured if value(each) is not None])}
     for name in {each.sample.source for each in measured}:
         own = [value(each) for each in measured if each.sample.source == name and value(each) is not None]
@@ -287,7 +287,7 @@ def blame(trials: Trials, window: range, history: Sequence[float], options: Blam
         trials: over the window and the steps after it that are watched.
         window: the suspect steps.
         history: losses of the steps before.
-        options: how suspects are looked for.
+        options: how to find suspects.
     """
     excess = Excess(history)
     as_it_was = trials.make()
@@ -354,22 +354,22 @@ class _Search:
         self._min_share = options.min_share
 
     def smallest(self, candidates: Sequence[Sample]) -> tuple[list[Sample], float | None]:
-        """Return the set, and the share of the excess it explains; no set where even all of them explain too little."""
+        """Return the set, and the share of the excess it explains; an empty set if even all explain too little."""
         best = self._share(candidates)
         if best < self._min_share and not self._trials.removes_rows:
-            # A masked sample that is not a number still reaches the gradient, as 0 x NaN: take its row out instead.
+            # A masked NaN still reaches the gradient, as 0 x NaN: remove its row instead.
             self._trials.removes_rows = True
             best = self._share(candidates)
         if best < self._min_share:
             return [], best
         enough = KEPT_SHARE * best
-        low, high = 1, len(candidates)  # the furthest out first: the shortest prefix that is enough
+        low, high = 1, len(candidates)  # farthest out first: the shortest prefix that is enough
         while low < high and self._left > 0:
             middle = (low + high) // 2
             low, high = (low, middle) if self._share(candidates[:middle]) >= enough else (middle + 1, high)
         chosen = list(candidates[:high])
         size = len(chosen) // 2
-        while size >= 1 and self._left > 0:  # then leave out what is not needed, larger parts first
+        while size >= 1 and self._left > 0:  # then drop what is not needed, larger parts first
             start = 0
             while start < len(chosen) and len(chosen) > size and self._left > 0:
                 rest = chosen[:start] + chosen[start + size :]
@@ -394,4 +394,4 @@ class _Search:
 
 
 KEPT_SHARE = 0.9
-"""A smaller set is as good if it explains this much of what all candidates together explain."""
+"""A smaller set is good enough if it explains this share of what all candidates together explain."""

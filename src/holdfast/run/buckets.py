@@ -1,8 +1,8 @@
 """Where the time goes: every second of a run's wall clock falls into exactly one bucket.
 
-A stopwatch is lapped at every change of activity, and each lap goes into one bucket, so that the laps of an attempt
-sum to its duration by construction. Every record of the log carries the laps since the record before it; whatever is
-left between two attempts is *down*.
+A stopwatch is lapped at every change of activity, and each lap goes into one bucket, so the laps of an attempt sum to
+its duration by construction. Every record of the log carries the laps since the previous record; the time between two
+attempts is *down*.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ TIME_FIELDS: Mapping[str, str] = {
     "paused": "paused_time",
     "down": "down_time",
 }
-"""Bucket → the field of a record that holds its seconds since the record before."""
+"""Bucket → the field of a record that holds its seconds since the previous record."""
 
 OWN_TIME = "own_time"
-"""The field of a step's record that says for how long the rank was busy before it waited for others; not a bucket."""
+"""The field of a step's record with the time the rank was busy before it waited for others; not a bucket."""
 
 STALLING = frozenset(("data", "step"))
 """Buckets in which a lap that takes too long counts as a stall."""
 
 BUCKETS = ("startup", "data", "step", "evaluation", "save", "restore", "redone", "stalled", "paused", "down")
-"""Every bucket. ``redone`` is what steps took that had been done before a restart or rollback."""
+"""Every bucket. ``redone`` is the time of steps that had already been done before a restart or rollback."""
 
 # A process older than this did other things before the run (a notebook); its earlier life is not the run's start-up.
 MAX_STARTUP_SECONDS = 1800.0
@@ -45,12 +45,12 @@ MAX_STARTUP_SECONDS = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The moment an attempt began, on every clock there is.
+    """The moment an attempt began, on every available clock.
 
     Attributes:
         time: seconds since 1970, for people and across reboots.
-        monotonic: this boot's monotonic clock, which nobody can set back.
-        boot: which boot that is.
+        monotonic: this boot's monotonic clock, which cannot be set back.
+        boot: the id of that boot.
     """
 
     time: float
@@ -68,8 +68,8 @@ class Origin:
     def seconds_since(self, earlier: Origin, elapsed: float) -> float:
         """Return the time between the end of an earlier attempt, ``elapsed`` after its origin, and this origin.
 
-        Within one boot the monotonic clock decides; only across boots is the wall clock believed, and never if it
-        was set back.
+        Within one boot the monotonic clock is used; the wall clock is used only across boots, and never if it was set
+        back.
         """
         if self.boot == earlier.boot:
             return max(0.0, self.monotonic - (earlier.monotonic + elapsed))
@@ -93,11 +93,11 @@ def _boot_id() -> str:
 
 
 class Stopwatch:
-    """Cuts an attempt's time into laps.
+    """A stopwatch that divides an attempt's time into laps.
 
     Args:
         began: when the attempt began, on the monotonic clock.
-        stall_after: a lap of ``data`` or ``step`` longer than this counts as *stalled*, but for what is usual.
+        stall_after: a lap of ``data`` or ``step`` longer than this counts as *stalled*, except for the usual time.
 
     Attributes:
         mark: when the last lap ended, on the monotonic clock.
@@ -108,9 +108,9 @@ class Stopwatch:
     def __init__(self, began: float, *, stall_after: float) -> None:
         self._began = self.mark = began
         self._stall_after = stall_after
-        self._data = self._step = 0.0  # of the two buckets that every step is lapped into
-        self._spent: dict[str, float] = {}  # of all others, by their field
-        self._usual: dict[str, float] = {}  # what was spent before the last ``take`` that no stall lengthened
+        self._data = self._step = 0.0  # the two buckets that every step uses
+        self._spent: dict[str, float] = {}  # all others, by their field
+        self._usual: dict[str, float] = {}  # the times at the last ``take`` without a stall
 
     def lap(self, bucket: str) -> None:
         """Count the time since the last lap in this bucket."""
@@ -127,7 +127,7 @@ class Stopwatch:
             self._add(TIME_FIELDS[bucket], seconds)
 
     def _cut_stall(self, seconds: float, name: str) -> float:
-        """Count as stalled what a lap took beyond what is usual; returns what is usual."""
+        """Count the time of a lap beyond the usual as stalled; return the usual time."""
         usual = min(seconds, self._usual.get(name, 0.0))
         self._add("stalled_time", seconds - usual)
         return usual
@@ -171,7 +171,7 @@ class Goodput:
 
     @property
     def share(self) -> float:
-        """The share of the wall clock spent on steps that were kept, the wait for their data included."""
+        """The share of the wall clock spent on steps that were kept, including the wait for their data."""
         useful = self.seconds["step"] + self.seconds["data"]
         return useful / self.total if self.total else 0.0
 

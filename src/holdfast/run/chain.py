@@ -1,8 +1,8 @@
-"""The hash chain of a run log: every line carries a digest of itself and of the digest before it.
+"""The hash chain of a run log: every line carries a digest of itself and of the previous digest.
 
-A line is a JSON object whose last field is ``chain``. Editing, removing, inserting or reordering lines breaks the
-chain at that line. The first line of every file carries on from the last line of the rank's file before it, so that a
-missing file, or one cut short before another was begun, is noticed too.
+A line is a JSON object whose last field is ``chain``. Editing, removing, inserting or reordering lines breaks the chain
+at that line. The first line of every file continues from the last line of the rank's previous file, so a missing file,
+or one that was truncated before the next was begun, is noticed too.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from hashlib import blake2b
 __all__ = ["START", "chained", "encode", "link", "split_line"]
 
 START = "0" * 32
-"""What a chain begins with."""
+"""The digest that a chain begins with."""
 
 _FIELD = b',"chain":"'
 _END = b'"}\n'
 _empty = blake2b(digest_size=16)
-encode = json.JSONEncoder(separators=(",", ":")).encode  # writes NaN and Infinity as such
+encode = json.JSONEncoder(separators=(",", ":")).encode  # writes NaN and Infinity unquoted
 
 
 def link(previous: str, body: bytes) -> str:
@@ -39,13 +39,13 @@ def split_line(line: bytes) -> tuple[bytes, str] | None:
 
 
 def chained(head: bytes, body: bytes) -> tuple[bytes, bytes]:
-    """Return the line of a record and the digest after it.
+    """Return the line of a record and its digest.
 
     Args:
-        head: the digest before it.
+        head: the previous digest.
         body: the record as JSON, without its closing brace.
     """
-    hashing = _empty.copy()  # a third faster than making one with its options
+    hashing = _empty.copy()  # a third faster than creating one with its options
     hashing.update(head + body)
     digest = hexlify(hashing.digest())
     return body + _FIELD + digest + _END, digest

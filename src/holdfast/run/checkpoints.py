@@ -1,4 +1,4 @@
-"""The run's checkpoints: saved whole or not at all, found verified, abandoned but never deleted by a rollback."""
+"""The run's checkpoints: saved completely or not at all, verified when found, and never deleted by a rollback."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint import PendingSave, SaveReport, async_save, latest_verified, save
+from holdfast.errors import RunWriteError
 from holdfast.run.layout import RunFolder
 from holdfast.run.ranks import Ranks
 
@@ -16,7 +17,7 @@ __all__ = ["Checkpoints", "Found"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint that verified, and the newer ones that did not, with the reason."""
+    """A verified checkpoint, and the newer ones that failed verification, each with the reason."""
 
     path: Path
     step: int
@@ -24,12 +25,12 @@ class Found:
 
 
 class Checkpoints:
-    """Saves and finds the checkpoints of a run.
+    """The checkpoints of a run: saving and finding them.
 
     Args:
         folder: the run's folder.
-        ranks: who saves.
-        run_id: the run's number, stored in every checkpoint.
+        ranks: the ranks that save.
+        run_id: the run's id, stored in every checkpoint.
         keep: how many to keep; older ones are removed.
     """
 
@@ -40,11 +41,27 @@ class Checkpoints:
         self._keep = keep
         self._apart: Ranks | None = None
 
+    def check_folder(self) -> None:
+        """Refuse to save where the run's folder no longer is; all ranks call it.
+
+        Raises:
+            RunWriteError: the folder was moved or deleted while the run was going.
+        """
+        self._ranks.first(self._refuse_elsewhere)
+
+    def _refuse_elsewhere(self) -> None:
+        if not self._folder.identity.is_file():
+            raise RunWriteError(
+                "the run's folder was moved or deleted",
+                file=str(self._folder.identity),
+                hint="end this run, and start the same command again in the folder's new place",
+            )
+
     def save(self, state: dict[str, Any], step: int) -> SaveReport:
         """Save a state taken after this many steps; all ranks call it.
 
         Raises:
-            CheckpointWriteError: it could not be saved; what was saved before is as it was.
+            CheckpointWriteError: it could not be saved; earlier checkpoints are unchanged.
         """
         return save(
             state,
@@ -69,10 +86,10 @@ class Checkpoints:
         )
 
     def newest(self, *, not_after: int | None = None) -> Found | None:
-        """Return the newest checkpoint that verifies (of this step or earlier); rank 0 looks for all.
+        """Return the newest checkpoint that passes verification (of this step or earlier); rank 0 searches for all.
 
         Raises:
-            UnusableCheckpointError: there are checkpoints, but none of them is whole.
+            UnusableCheckpointError: there are checkpoints, but none of them can be used.
         """
 
         def find() -> Found | None:
@@ -86,7 +103,7 @@ class Checkpoints:
         return self._ranks.first(find)
 
     def abandon(self, *, after: int, name: str) -> list[str]:
-        """Move every checkpoint taken after this step aside; returns their names. Moving twice is harmless."""
+        """Move every checkpoint taken after this step aside; return their names. Calling it twice is harmless."""
 
         def move() -> list[str]:
             later = [path for step, path in self._folder.checkpoint_steps().items() if step > after]

@@ -1,7 +1,7 @@
 """The numbers of a run log as arrays, kept up to date while the log grows.
 
-Compacted parts give their columns without a line being parsed; of a file that is still written only what is new is
-read. Restarts and rollbacks are applied: a step that was done again is there once, as it was done last.
+Compacted parts provide their columns without parsing any line; from a file that is still being written, only new lines
+are read. Restarts and rollbacks are applied: a step that was redone appears once, as it was last done.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from holdfast.run_records import HEADER
 __all__ = ["RunColumns"]
 
 MIN_AT_ONCE = 512
-"""From this many lines of steps on they are parsed together, which costs a tenth per line (bench/page.py)."""
+"""Minimum number of step lines to parse together, which costs a tenth per line (bench/page.py)."""
 _STEP_LINE = b'{"step":'
 REDONE = frozenset(("data", "step"))
-"""Buckets whose time counts as ``redone`` where the step had been done before."""
+"""Buckets whose time counts as ``redone`` if the step had been done before."""
 _BUCKETS = {name: bucket for bucket, name in TIME_FIELDS.items()}
 
 
 @dataclass(slots=True)
 class _Read:
-    """How far a file was read."""
+    """How far a file has been read."""
 
     bytes: int = 0
     lines: int = 0
@@ -49,13 +49,13 @@ class RunColumns:
 
     Args:
         folder: the run's folder.
-        rank: whose numbers.
-        min_at_once: from this many lines of steps on they are parsed together.
+        rank: the rank whose numbers these are.
+        min_at_once: minimum number of step lines to parse together.
 
     Attributes:
         events: every event so far, as it was written, each with the number of its attempt, from 1.
         headers: the first line of every attempt.
-        given_up: the losses of steps that were repeated after a restart or a rollback, once per time.
+        given_up: the losses of steps that were later redone after a restart or a rollback, one entry for each time.
     """
 
     def __init__(self, folder: str | Path, *, rank: int = 0, min_at_once: int = MIN_AT_ONCE) -> None:
@@ -82,12 +82,12 @@ class RunColumns:
         return list(self._series)
 
     def series(self, name: str) -> tuple[Series, Series]:
-        """Return the steps and values of a series; empty where there is none."""
+        """Return the steps and values of a series; empty if there is no such series."""
         grown = self._series.get(name)
         return grown.arrays() if grown is not None else (np.empty(0), np.empty(0))
 
     def spent(self) -> dict[str, tuple[Series, Series]]:
-        """Return each bucket's steps, in the order of the log, and the seconds that went into it at each."""
+        """Return each bucket's steps, in the order of the log, and the seconds spent in it at each."""
         return {bucket: grown.arrays() for bucket, grown in self._spent_at.items()}
 
     @property
@@ -96,14 +96,14 @@ class RunColumns:
         return Goodput(dict(self._spent), len(self.headers))
 
     def refresh(self) -> bool:
-        """Read what is new; returns whether anything was.
+        """Read new lines; return whether there were any.
 
         Raises:
             RunLogError: a line cannot be read.
         """
         files = self._folder.log_files(rank=self._rank)
         known = {(file.attempt, file.part) for file in files}
-        if not set(self._read) <= known:  # another run took the folder over
+        if not set(self._read) <= known:  # another run took over the folder
             self._start_over()
         changed = False
         self._parts = len(files)
@@ -120,7 +120,7 @@ class RunColumns:
                         changed |= self._take_part(file, next(parts), skip=read.lines)
                         read.compacted = True
         except BaseException:
-            self._start_over()  # what was taken of the file that cannot be read would be taken again at the next look
+            self._start_over()  # or the next refresh would take the readable part of the file again
             raise
         return changed
 
@@ -136,11 +136,11 @@ class RunColumns:
         except OSError as error:
             if file.path.exists():
                 raise RunLogError(f"the run log cannot be read: {error.strerror}", file=str(file.path)) from error
-            return False  # compacted since the folder was listed: the next look finds it
+            return False  # compacted since the folder was listed: the next refresh finds it
         return read.lines > before
 
     def _take_block(self, file: LogFile, before: int, lines: list[bytes]) -> None:
-        """Take lines that follow ``before`` others of their file."""
+        """Take lines that follow the first ``before`` lines of their file."""
         for portion in in_portions(lines):
             steps = [line for line in portion if line.startswith(_STEP_LINE)]
             together = len(steps) >= self._min_at_once and before > 0  # a file's first line must be its header
@@ -149,7 +149,7 @@ class RunColumns:
             before += len(portion)
 
     def _take_portion(self, file: LogFile, before: int, lines: list[bytes], table: Any) -> None:
-        """Take lines in their order; those of steps from a table, where they could be parsed together."""
+        """Take lines in order; step lines come from a table if they could be parsed together."""
         begin = taken = 0
         for place in [*(n for n, line in enumerate(lines) if not line.startswith(_STEP_LINE)), len(lines)]:
             steps = place - begin
@@ -195,10 +195,10 @@ class RunColumns:
                 self.given_up.append(given_up)
 
     def _take_part(self, file: LogFile, part: Part, *, skip: int) -> bool:
-        """Take a compacted file, but for the lines that were read before it was compacted."""
+        """Take a compacted file, except for the lines that were read before it was compacted."""
         if not part.rows:
             return False
-        self._axis.expected = self._axis.expected or self._parts * part.rows  # parts are of about the same size
+        self._axis.expected = self._axis.expected or self._parts * part.rows  # parts have about the same size
         others, steps = part.others, part.steps
         records = [parsed(file, skip + row + 1, line) for row, line in zip(others.tolist(), part.lines, strict=True)]
         taken = 0
@@ -210,11 +210,11 @@ class RunColumns:
         if len(steps) > taken:
             self._take_steps(steps.slice(taken))
         for grown in (*self._series.values(), *self._spent_at.values()):
-            grown.arrays()  # copied out of the table, whose memory is used again for the next file's
+            grown.arrays()  # copied out of the table, whose memory is reused for the next file
         return True
 
     def _take_steps(self, table: Any) -> None:
-        """Take the columns of steps, in their order, that nothing which cuts stands between."""
+        """Take the columns of steps, in order, with no record between them that cuts steps off."""
         steps = as_numpy(table[VALUE + "step"])
         done_before = steps < self._reached
         self._reached = max(self._reached, int(steps[-1]) + 1)
@@ -244,5 +244,5 @@ class RunColumns:
 
 
 def _depends_on_steps(record: Record) -> bool:
-    """Return whether taking a record needs the steps before it: it cuts them off, or belongs to the last of them."""
+    """Return whether a record depends on the steps before it: it cuts them off, or belongs to the last of them."""
     return branch_step(record) is not None or record.get("step") is None

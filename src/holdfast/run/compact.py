@@ -1,7 +1,7 @@
 """Compaction: a sealed part of the log becomes a Parquet file that holds every line and the numbers as columns.
 
 The lines are kept byte for byte, so the chain can still be checked. A part is compacted by its own rank, in the
-background; a kill leaves either the original, or both, or the compacted file, and each of the three reads the same.
+background; a kill leaves the original, both, or the compacted file, and all three read the same.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from holdfast.run_files import OTHER, VALUE
 
 __all__ = ["Compaction", "columns_of", "compact"]
 
-# Below this a file is read faster as it is, and ``tail`` and ``jq`` keep working on it.
+# A smaller file is read faster as it is, and ``tail`` and ``jq`` keep working on it.
 MIN_BYTES = 1 << 20
 
 
 def columns_of(file: LogFile, lines: list[bytes]) -> dict[str, Any]:
-    """Return the columns of a log file's Parquet form, made of its lines."""
+    """Return the columns of a log file's Parquet form, made from its lines."""
     import pyarrow as arrow
 
     records = [parsed(file, number, line) for number, line in enumerate(lines, start=1)]
@@ -43,7 +43,7 @@ def columns_of(file: LogFile, lines: list[bytes]) -> dict[str, Any]:
 
 
 def compact(file: LogFile) -> Path:
-    """Replace a sealed log file by its Parquet form; returns the new file."""
+    """Replace a sealed log file by its Parquet form; return the new file."""
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
@@ -52,7 +52,7 @@ def compact(file: LogFile) -> Path:
     target = file.path.with_suffix(".parquet")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     numbers = [name for name in columns if name.startswith(VALUE)]
-    # Bytes of one rank beside each other: a quarter of the time to read that dictionaries and zstd take, in less room.
+    # BYTE_STREAM_SPLIT and lz4 take a quarter of the reading time of dictionaries and zstd, in less space.
     parquet.write_table(
         arrow.table(columns),
         temporary,
@@ -77,11 +77,11 @@ def _is_number(value: Any) -> bool:
 
 
 class Compaction:
-    """Compacts one rank's sealed parts in a background thread.
+    """A background thread that compacts one rank's sealed parts.
 
     Args:
         folder: the run's folder.
-        rank: whose parts.
+        rank: the rank whose parts are compacted.
         min_bytes: smaller files stay as they are.
     """
 
@@ -93,7 +93,7 @@ class Compaction:
         self._stopping = threading.Event()
 
     def start(self, *, before: LogFile) -> None:
-        """Compact what was sealed before this file was begun; does nothing while an earlier compaction runs."""
+        """Compact parts sealed before this file was begun; do nothing while an earlier compaction is running."""
         if self._thread is not None and self._thread.is_alive():
             return
         self._thread = threading.Thread(target=self._run, args=(before,), name="holdfast-compaction", daemon=True)
@@ -102,18 +102,18 @@ class Compaction:
     def stop(self) -> None:
         """Wait for the file being compacted; the others are left for the next start."""
         self._stopping.set()
-        # The garbage collector lets go of a run on whichever thread it strikes: on this one, too.
+        # The garbage collector may release a run on any thread, including this one.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self, before: LogFile) -> None:
         sealed = [file for file in self._folder.log_files(rank=self._rank) if file < before and not file.is_compacted]
         for left in self._folder.logs.glob(f".attempt-*.rank-{self._rank:05d}.*"):
-            left.unlink(missing_ok=True)  # left by a process that was killed while it compacted
+            left.unlink(missing_ok=True)  # left by a process that was killed while compacting
         for file in sealed:
             if self._stopping.is_set():
                 return
-            # A full disk or a damaged line leaves the original as it is; it is tried again at the next start.
+            # After a full disk or a damaged line the original stays as it is; the next start tries again.
             with contextlib.suppress(OSError, HoldfastError, ValueError):
                 if file.path.stat().st_size >= self._min_bytes:
                     compact(file)

@@ -1,4 +1,4 @@
-"""A cure: what a run does differently after a rollback, and how it is found again in the log."""
+"""A cure: what a run does differently after a rollback, and how it is read back from the log."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Cure", "abandoned_name", "cures_for", "cures_since", "unfinished"]
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """What is done differently after a rollback. It is a record of the log, and can be applied again from there.
+    """What is done differently after a rollback. It is recorded in the log, and can be applied again from there.
 
     Attributes:
-        skip_batches: the first batch to leave out, and one past the last; the batches after them close up.
-        mask_batches: the same for batches that are kept in their place with every sample marked invalid.
+        skip_batches: the first batch to leave out, and one past the last; later batches close the gap.
+        mask_batches: the same for batches that keep their place with every sample marked invalid.
         mask_samples: source → indices marked invalid from here on.
         skip_samples: source → indices left out from here on.
         rate_scale: what the learning rate is multiplied by.
@@ -31,7 +31,7 @@ class Cure:
     rate_scale: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the cure as plain JSON: only what it consists of."""
+        """Return the cure as plain JSON, with only the fields that are set."""
         value: dict[str, Any] = {}
         for name in ("skip_batches", "mask_batches"):
             if getattr(self, name) is not None:
@@ -55,7 +55,7 @@ class Cure:
         )
 
     def apply(self, components: Components, discard: set[int]) -> None:
-        """Change what comes next. Batches of a loader that cannot skip are taken and thrown away."""
+        """Apply the cure to what follows. If the loader cannot skip, its batches are taken and discarded."""
         loader = components.loader
         if self.skip_batches is not None:
             first, stop = self.skip_batches
@@ -74,9 +74,9 @@ class Cure:
 
 
 def cures_since(events: Iterable[Record], step: int) -> dict[int, list[Cure]]:
-    """Return the cures decided since the checkpoint of this step was saved, by the step from which on they count.
+    """Return the cures decided since the checkpoint of this step was saved, by the step at which they take effect.
 
-    The checkpoint holds none of them yet. Those of a branch that was given up do not count.
+    The checkpoint does not contain them yet. Cures of an abandoned branch do not count.
     """
     found: dict[int, list[Cure]] = {}
     for event in events:
@@ -90,12 +90,12 @@ def cures_since(events: Iterable[Record], step: int) -> dict[int, list[Cure]]:
 
 
 def cures_for(events: Iterable[Record], step: int) -> list[Cure]:
-    """Return the cures that count from the checkpoint of this step on, in order."""
+    """Return the cures that apply from the checkpoint of this step on, in order."""
     return cures_since(events, step).get(step, [])
 
 
 def unfinished(events: Iterable[Record]) -> Record | None:
-    """Return a rollback that was decided but not carried out to its end."""
+    """Return a rollback that was decided but not completed."""
     decided: Record | None = None
     for event in events:
         if event["event"] == "rollback":
@@ -106,12 +106,12 @@ def unfinished(events: Iterable[Record]) -> Record | None:
 
 
 def abandoned_name(decision: Mapping[str, Any]) -> str:
-    """Return where the checkpoints that a rollback leaves behind are moved to."""
+    """Return the name of the folder for checkpoints that a rollback abandons."""
     return f"rollback-{decision['number']:03d}"
 
 
 def _scale_rate(components: Components, factor: float) -> None:
-    """Multiply the learning rate, now and in what a scheduler computes it from."""
+    """Multiply the learning rate, both the current one and the scheduler's base rates."""
     for optimizer in components.optimizers:
         for group in optimizer.param_groups:
             for name in ("lr", "initial_lr"):

@@ -1,4 +1,4 @@
-"""What a run ran on, noted once per attempt: versions, host, commit and the command line."""
+"""The environment of a run, recorded once per attempt: versions, host, commit and the command line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _devices() -> list[str]:
 
 
 def _commit() -> dict[str, Any]:
-    """Return the commit of the folder the program was started in; nothing where there is no git."""
+    """Return the commit of the folder the program was started in; empty without git."""
     try:
         commit = _git("rev-parse", "HEAD").strip()
         return {"commit": commit, "uncommitted": bool(_git("status", "--porcelain", "--untracked-files=no").strip())}

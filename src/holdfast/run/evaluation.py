@@ -1,4 +1,4 @@
-"""An evaluation inside a run: its figures are a record of their own, outside the training series."""
+"""An evaluation inside a run: its figures are a separate record, outside the training series."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Evaluation"]
 
 
 class Evaluation:
-    """Collects the figures of one evaluation.
+    """The figures of one evaluation.
 
     Args:
-        name: which evaluation this is.
+        name: the name of the evaluation.
     """
 
     def __init__(self, name: str) -> None:
@@ -21,7 +21,7 @@ class Evaluation:
         self.figures: dict[str, float] = {}
 
     def record(self, **figures: Any) -> None:
-        """Note figures, to be written when the evaluation ends."""
+        """Record figures, to be written when the evaluation ends."""
         self.figures |= {name: _number(name, value) for name, value in figures.items()}
 
 
@@ -29,7 +29,7 @@ def _number(name: str, value: Any) -> float:
     try:
         if isinstance(value, str | bytes):  # which ``float`` would parse
             raise TypeError
-        # torch warns where a tensor that has a gradient is made a number.
+        # torch warns when a tensor that requires a gradient is converted to a number.
         return float(value.detach() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of a tensor with several elements
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor with several elements
         raise ConfigError("a figure must be a number", figure=name, found=type(value).__name__) from None

@@ -1,4 +1,4 @@
-"""Where a run's batches come from: which of them no step was made of yet, and which samples the log says they held."""
+"""Where a run's batches come from: which of them belong to no step yet, and which samples the log says they held."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from holdfast.run.snapshot import Components, move_loader
 
 __all__ = ["Feed"]
 
-# Steps whose batches are remembered, to say which batches a finding suspects.
+# Number of steps whose batches are remembered, to know which batches a finding suspects.
 MAX_REMEMBERED_STEPS = 10_000
 
 
 class Feed:
-    """The loader of one attempt, and where the step under way began in it.
+    """The loader of one attempt, and where the current step began in it.
 
     Args:
         attempt: counts the batches that were taken.
-        components: whose loader it is.
+        components: contains the loader.
 
     Attributes:
-        first_batch: the first batch of the step under way.
+        first_batch: the first batch of the current step.
         handed_out: when the last batch was handed to the program.
-        noted_schedule: the schedule the log knows; a jump of the loader makes another.
-        held: the batches since ``first_batch``, of a loader that cannot hand them out again.
-        owed: batches to be handed out again before the loader's next: its state is ahead by as many.
+        noted_schedule: the schedule that the log contains; a jump of the loader creates another.
+        held: the batches since ``first_batch``, if the loader cannot hand them out again.
+        owed: batches to hand out again before the loader's next one: its state is ahead by that many.
     """
 
     def __init__(self, attempt: Attempt, components: Components) -> None:
@@ -43,7 +43,7 @@ class Feed:
         self._batches_of: deque[tuple[int, int]] = deque(maxlen=MAX_REMEMBERED_STEPS)
 
     def note_stream(self) -> None:
-        """Write the stream's state after its schedule has changed: the log then tells which samples each batch held."""
+        """Write the stream's state if its schedule has changed: the log then says which samples each batch held."""
         attempt = self._attempt
         if attempt.ranks.is_first:
             state = self._loader.state_dict()
@@ -51,13 +51,13 @@ class Feed:
         self.noted_schedule = self._loader.schedule
 
     def leave_out(self) -> None:
-        """Drop the batch that was taken last; a step begins after those left out before it."""
+        """Drop the last batch taken; a step begins after the batches dropped before it."""
         if self.first_batch == self._attempt.batch - 1:
             self.first_batch = self._attempt.batch
             self.held.clear()
 
     def close_step(self, step: int) -> None:
-        """Count a step, and take the batches since the last one for its own."""
+        """Count a step, and assign the batches since the last one to it."""
         attempt = self._attempt
         attempt.step = step + 1
         self._batches_of.append((step, self.first_batch))
@@ -68,7 +68,7 @@ class Feed:
             self.held.clear()
 
     def take_back(self) -> bool:
-        """Go back to the first batch no step was made of; returns whether the loader can."""
+        """Go back to the first batch that belongs to no step; return whether the loader can."""
         if self._attempt.batch == self.first_batch:
             return True
         if not self.has_order:
@@ -79,7 +79,7 @@ class Feed:
         return True
 
     def hand_out_again(self) -> None:
-        """Take back the batches no step was made of, to be handed out again to a loop that is re-entered."""
+        """Take back the batches that belong to no step, to hand them out again when the loop is re-entered."""
         self.owed.extendleft(reversed(self.held))
         self._attempt.batch -= len(self.held)
         self.held.clear()
@@ -95,7 +95,7 @@ class Feed:
         return next((batch for step, batch in self._batches_of if step >= onset), taken), taken
 
     def jump(self) -> None:
-        """Continue from where a rollback put the loader."""
+        """Continue from where a rollback moved the loader."""
         self._batches_of.clear()
         self.held.clear()
         self.owed.clear()

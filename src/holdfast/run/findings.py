@@ -1,4 +1,4 @@
-"""A finding as a run logs, sends and acts on it: plain values, the same on every rank."""
+"""Findings as a run logs them, sends them and acts on them: plain values, the same on every rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def describe(
 
     Args:
         detection: what was seen.
-        rank: who saw it; the finding is about the rank the detection names, or about this one.
+        rank: the rank that saw it; the finding is about the rank that the detection names, or otherwise this one.
         step: the step after which it was seen.
         causes: why it may have happened, most likely first.
     """
@@ -52,10 +52,10 @@ def describe(
 
 
 def key_of(finding: dict[str, Any]) -> tuple[str, str | None, int | None]:
-    """Return what makes two findings the same but for when: failure, layer, and the rank where it is named."""
+    """Return what identifies a finding apart from its time: failure, layer, and the rank if it is named."""
     return finding["failure"], finding["layer"], finding["rank"] if finding["names_rank"] else None
 
 
 def is_same(finding: dict[str, Any], earlier: dict[str, Any]) -> bool:
-    """Return whether a finding is one that was reported before: the same, with an onset no later than that report."""
+    """Return whether a finding was reported before: the same key, with an onset no later than that report."""
     return key_of(finding) == key_of(earlier) and finding["onset"] <= earlier["found_at"]

@@ -1,6 +1,6 @@
-"""The numbers a training step leaves behind, taken by hooks and read one step later.
+"""The numbers of a training step, measured by hooks and read one step later.
 
-Nothing here waits for the device: norms are computed by fused kernels where the gradients are, copied to the host in
+Nothing here waits for the device: norms are computed by fused kernels on the gradients' device, copied to the host in
 the background, and read when the next step has begun.
 """
 
@@ -28,7 +28,7 @@ class Deferred:
         value = local_tensor(value)
         self._event: Any = None
         if value.is_cuda:
-            host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
             host.copy_(value, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
@@ -39,11 +39,11 @@ class Deferred:
 
     @property
     def is_ready(self) -> bool:
-        """Whether reading it waits for nothing."""
+        """Whether it can be read without waiting."""
         return self._event is None or bool(self._event.query())
 
     def numbers(self) -> list[float]:
-        """Return the numbers; waits for the device where they are not here yet."""
+        """Return the numbers; wait for the device if they have not arrived."""
         if self._event is not None:
             self._event.synchronize()
         flat: list[float] = self._value.double().reshape(-1).tolist()
@@ -51,23 +51,23 @@ class Deferred:
 
 
 Norms = Deferred | list[float]
-"""Numbers on their way, or on the host already."""
+"""Numbers on their way to the host, or already there."""
 
 
 def on_host(norms: Norms) -> list[float]:
-    """Return the numbers; waits for the device where they are not here yet."""
+    """Return the numbers; wait for the device if they have not arrived."""
     return norms if isinstance(norms, list) else norms.numbers()
 
 
 class Measured(NamedTuple):
-    """What hooks measured during a step.
+    """The measurements of the hooks during a step.
 
     Attributes:
-        norms: the norm of every parameter's gradient, over all ranks where it is sharded.
-        weights: the norm of every parameter; only where layers were asked for.
-        layers: the layer of each of them; only where layers were asked for.
+        norms: the norm of every parameter's gradient, over all ranks if it is sharded.
+        weights: the norm of every parameter; only if layers were requested.
+        layers: the layer of each parameter; only if layers were requested.
         rate: the learning rate.
-        unclipped: the norm of the whole gradient before it was clipped, where the code that clipped it reported it.
+        unclipped: the norm of the whole gradient before clipping, if the code that clipped it reported it.
     """
 
     norms: Norms | None = None
@@ -81,11 +81,11 @@ _PLAIN = {torch.Tensor}
 _ON_HOST = {float}
 
 NOTHING = Measured()
-"""Of a step in which no optimizer made one."""
+"""The measurements of a step in which no optimizer stepped."""
 
 
 class _Taken(NamedTuple):
-    """Of one optimizer's step: norms as tensors, or as floats where they were on the host."""
+    """The measurements of one optimizer's step: norms as tensors, or as floats if they were on the host."""
 
     norms: list[Any]
     layers: list[str]
@@ -96,10 +96,10 @@ class Gauge:
     """Hooks on the model and its optimizers.
 
     Args:
-        model: whose forward pass is timed, or each of whose where they are several by name.
-        optimizers: whose gradients are measured, just before they are used.
+        model: the model whose forward pass is timed, or several models by name, which are timed separately.
+        optimizers: the optimizers whose gradients are measured, just before they are used.
         grad_norm: measure the norm of the whole gradient at every step.
-        stats_every: measure every layer's gradient and weights at every n-th step; None never.
+        stats_every: measure every layer's gradient and weights at every n-th step; never if None.
     """
 
     def __init__(
@@ -115,20 +115,20 @@ class Gauge:
         self._stats_every = stats_every
         self._names = _names_of(model)
         self._handles: list[Any] = []
-        self._taken: dict[int, _Taken] = {}  # by optimizer: what its last step used
+        self._taken: dict[int, _Taken] = {}  # by optimizer: the measurements of its last step
         self._stepped = False
-        self._are_sparse = False  # some gradients are
-        self._idle = False  # no optimizer made a step between the last two calls of ``take``
+        self._are_sparse = False  # whether some gradients are sparse
+        self._idle = False  # no optimizer stepped between the last two calls of ``take``
         self._rate: float | None = None
         self._unclipped: Norms | None = None
         self._ahead: set[int] = set()  # optimizers whose gradients were measured before they were clipped
         self.forward_ended = 0.0
         self._is_told = False
-        # Norms of shards are added up by all ranks, so that none may leave them out by itself.
+        # Norms of shards are added up over all ranks, so no rank may skip them on its own.
         self._is_sharded = any(map(is_sharded, model.parameters()))
         self.wants_layers: Callable[[], bool] = lambda: False
         self._handles += [each.register_step_pre_hook(self._before_step) for each in self._optimizers]
-        # Models that are trained together have no forward pass in common.
+        # Models that are trained together do not share a forward pass.
         models = model.values() if isinstance(model, nn.ModuleDict) else [model]
         self._handles += [each.register_forward_hook(self._after_forward) for each in models]
         self._compiled = [(each, compiled) for each in models if (compiled := each._compiled_call_impl) is not None]
@@ -145,27 +145,27 @@ class Gauge:
         self._compiled.clear()
 
     def is_due(self, step: int) -> bool:
-        """Return whether this step's layers are measured."""
+        """Return whether layers are measured at this step."""
         return self._stats_every is not None and step % self._stats_every == 0
 
     @property
     def stepped(self) -> bool:
-        """Whether an optimizer made a step since the last ``take``."""
+        """Whether an optimizer has stepped since the last ``take``."""
         return self._stepped
 
     def holds_gradients(self) -> bool:
-        """Return whether gradients wait for an optimizer that made no step in what was taken last."""
+        """Return whether gradients are pending, though no optimizer stepped in what ``take`` last returned."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         gradients = (parameter.grad for group in groups for parameter in group["params"])
         dense = (local_tensor(gradient) for gradient in gradients if gradient is not None and not gradient.is_sparse)
         return self._idle and any(bool(gradient.any()) for gradient in dense)
 
     def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():  # what is compiled reads no clock: see ``_timing``
+        if not torch.compiler.is_compiling():  # compiled code cannot read the clock: see ``_timing``
             self.forward_ended = time.monotonic()
 
     def _timing(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a compiled forward pass that is timed from outside: a hook would be compiled with it."""
+        """Return a compiled forward pass that is timed from outside: a hook would be compiled too."""
 
         def call(*arguments: Any, **options: Any) -> Any:
             output = compiled(*arguments, **options)
@@ -180,26 +180,26 @@ class Gauge:
             self._ahead.discard(id(optimizer))
         elif not _has_closure(arguments, options):
             self._measure(optimizer)
-        else:  # which makes the gradients inside the step
+        else:  # the closure computes the gradients inside the step
             handle = optimizer.register_step_post_hook(lambda *_: self._after_closure(optimizer, handle))
 
     def _after_closure(self, optimizer: torch.optim.Optimizer, handle: Any) -> None:
         handle.remove()
-        if id(optimizer) in self._ahead:  # the closure itself measured them, before it clipped them
+        if id(optimizer) in self._ahead:  # measured inside the closure, before clipping
             self._ahead.discard(id(optimizer))
         else:
             self._measure(optimizer)
 
     def measure_unclipped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Measure an optimizer's gradients now, before they are clipped, and not when it makes its step."""
+        """Measure an optimizer's gradients now, before they are clipped, instead of when it steps."""
         if any(each is optimizer for each in self._optimizers):
             self._ahead.add(id(optimizer))
             self._measure(optimizer)
 
     def be_told(self, is_told: bool) -> None:
-        """Hear whether the program itself says what the norm of its gradient is: then only layers are measured.
+        """Set whether the program itself passes the norm of its gradient: then only layers are measured.
 
-        A step that was not measured because the program used to say so is measured now, from the gradients it left.
+        If the program stops passing it, the step that was not measured is measured now, from its remaining gradients.
         """
         was_told, self._is_told = self._is_told, is_told and not self._is_sharded
         if was_told and not is_told and self._stepped:
@@ -207,7 +207,7 @@ class Gauge:
                 self._measure(optimizer)
 
     def note_unclipped(self, norm: Any) -> None:
-        """Take the norm that a gradient had before it was clipped."""
+        """Store the norm that a gradient had before clipping."""
         if isinstance(norm, torch.Tensor) and not norm.is_cpu:
             self._unclipped = Deferred(norm.detach())
         else:
@@ -231,7 +231,7 @@ class Gauge:
             self._taken[id(optimizer)] = _Taken(norms, names, _norms(owners) if layers else [])
 
     def _norms_of_all(self, grads: list[Any]) -> list[Any] | None:
-        """Return the norms of gradients as nearly all are, asking as little as each step can afford; None of others."""
+        """Return the norms of ordinary gradients, with as few checks per step as possible; None for unusual ones."""
         if self._are_sparse or {*map(type, grads)} != _PLAIN:
             return None
         try:
@@ -239,7 +239,7 @@ class Gauge:
         except NotImplementedError:
             self._are_sparse = True
             return None
-        # Read while they are in the processor's cache: a step later each of them is a walk through memory.
+        # Read while they are in the processor's cache: a step later each read would be a cache miss.
         found: list[Any] = [norm.item() for norm in norms if norm.is_cpu]
         return found if len(found) == len(norms) else list(norms)
 
@@ -261,15 +261,15 @@ class Gauge:
 
 
 def _has_closure(arguments: Any, options: Any) -> bool:
-    # Torch's own profiling wrapper passes the optimizer itself first.
+    # Torch's own profiling wrapper passes the optimizer itself as the first argument.
     return options.get("closure") is not None or (bool(arguments) and callable(arguments[-1]))
 
 
 def _norms(tensors: list[torch.Tensor]) -> list[Any]:
-    """Return the norm of every tensor, of the whole of it where each rank holds a shard; as floats, if on the host.
+    """Return the norm of every tensor, over all ranks if it is sharded; as floats if on the host.
 
-    All ranks measure at the same place of the same step, so what is sharded is added up by one small all-reduce per
-    mesh, queued behind the backward pass like its own collectives.
+    All ranks measure at the same point of the same step, so the norms of shards are added up by one small all-reduce
+    per mesh, queued after the backward pass like its own collectives.
     """
     if not tensors:
         return []
@@ -295,7 +295,7 @@ def _norms(tensors: list[torch.Tensor]) -> list[Any]:
 def _read(norms: Sequence[torch.Tensor]) -> list[Any]:
     """Return norms as floats, if they are on the host.
 
-    They are read while they are in the processor's cache: a step later each of them is a walk through memory.
+    They are read while they are in the processor's cache: a step later each read would be a cache miss.
     """
     for norm in norms:
         if not norm.is_cpu:
@@ -308,21 +308,21 @@ def _together(norms: list[Any]) -> Norms | None:
         return None
     if {*map(type, norms)} == _ON_HOST:
         return norms
-    tensors = [torch.as_tensor(norm) for norm in norms]
+    tensors = [norm if isinstance(norm, torch.Tensor) else torch.tensor(norm, device="cpu") for norm in norms]
     device = next(norm.device for norm in tensors if not norm.is_cpu)
     wide = [norm.to(torch.float32) if norm.dtype.itemsize < 4 else norm for norm in tensors]
     return Deferred(torch.stack([norm.to(device, non_blocking=True) for norm in wide]))
 
 
 def total_norm(norms: Sequence[float]) -> float:
-    """Return the norm of the whole from the norms of its parts; NaN and infinities stay what they are."""
+    """Return the norm of the whole from the norms of its parts; NaN and infinity are preserved."""
     total = math.hypot(*norms)
-    # An infinity beside a NaN would hide it.
+    # An infinity would hide a NaN.
     return math.nan if math.isinf(total) and any(map(math.isnan, norms)) else total
 
 
 def by_layer(layers: Sequence[str], norms: Sequence[float]) -> dict[str, float]:
-    """Return layer → norm, a layer's tensors taken together."""
+    """Return layer → norm, over all tensors of the layer."""
     parts: dict[str, list[float]] = {}
     for layer, norm in zip(layers, norms, strict=False):
         parts.setdefault(layer, []).append(norm)

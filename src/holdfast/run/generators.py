@@ -35,7 +35,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def restore_generators(states: dict[str, Any]) -> None:
-    """Put every generator back to where ``generator_states`` found it."""
+    """Restore every generator to a state returned by ``generator_states``."""
     python = states["python"]
     random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
     torch.set_rng_state(states["torch"])
@@ -56,9 +56,9 @@ def begin_pass(loader: Any, *, begun: bool) -> Iterator[Any]:
     """Return a loader's batches.
 
     Args:
-        loader: any iterable; torch's own draw from the global generator when a pass begins.
-        begun: the pass had begun before its state was restored, so what is drawn now was drawn before those of the
-            generators were: they are put back.
+        loader: any iterable; torch's own loaders draw from the global generator when a pass begins.
+        begun: the pass had begun before its state was restored, so the restored generators had already drawn for it:
+            they are put back after this draw.
     """
     states = generator_states() if begun else None
     batches: Iterator[Any] = iter(loader)

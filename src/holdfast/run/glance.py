@@ -1,4 +1,4 @@
-"""A glance at every loss: is it so far out that the detectors should look now, not when their turn comes?"""
+"""A glance at every loss: is it so far out that the detectors should run now instead of at their next turn?"""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["Glance"]
 
 
 class Glance:
-    """Keeps a loss's running level and asks for a few looks after it has left it.
+    """A running level of the loss that asks for a few looks after the loss has left it.
 
     Args:
         deviations: how many of its usual deviations above its level a loss must be.
         warm_up: losses before the first alarm.
-        looks: after how many steps, from the alarm on, to look.
-        share: of the time, that such looks may cost. A loss that is farther out than ever is looked at all the same:
-            of those there are few.
+        looks: the numbers of steps after an alarm at which to look.
+        share: the share of the time that such looks may take. A loss that is farther out than ever is looked at anyway:
+            there are few of those.
         record: how many times farther out than ever.
     """
 
@@ -41,7 +41,7 @@ class Glance:
         self._free_at = 0.0
 
     def wants_look(self, loss: float) -> bool:
-        """Take a loss; returns whether the detectors should look now."""
+        """Take a loss; return whether the detectors should look now."""
         self._seen = seen = self._seen + 1
         due = self._due
         if due:
@@ -53,7 +53,7 @@ class Glance:
         kept = -distance if distance < 0.0 else distance
         if seen > self._warm_up:
             alarm = distance > self._deviations * deviation
-            if kept > 3.0 * deviation:  # the level follows slowly, and hardly at all what lies far out
+            if kept > 3.0 * deviation:  # the level follows slowly, and hardly follows outliers
                 kept = 3.0 * deviation
         weight = 0.02 if seen >= 50 else 1.0 / seen
         self._level += weight * kept if distance > 0.0 else -weight * kept
@@ -65,12 +65,12 @@ class Glance:
 
     @property
     def is_awake(self) -> bool:
-        """Whether looks are to follow an alarm."""
+        """Whether looks are still due after an alarm."""
         return bool(self._due)
 
     @property
     def bound(self) -> float:
-        """The loss above which there would be an alarm now."""
+        """The loss above which there would now be an alarm."""
         if self._seen < self._warm_up:
             return math.inf
         return self._level + self._deviations * self._deviation
@@ -82,5 +82,5 @@ class Glance:
         return True
 
     def paid(self, seconds: float) -> None:
-        """Note what a look took; the next alarm waits until all its looks would be a small share of the time."""
+        """Record the time of a look; the next alarm waits until all its looks would be a small share of the time."""
         self._free_at = time.monotonic() + seconds * len(self._looks) / self._share

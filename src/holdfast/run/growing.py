@@ -1,7 +1,7 @@
-"""Series that grow: what they hold is there as two arrays at any time, and adding to them copies nothing.
+"""Growing series: available as two arrays at any time, and adding to them copies nothing.
 
-Nearly all series of a run have a value at every step. So the array of steps is shared between those that have the same
-ones, and is a series' own from the first step on that it alone has or lacks. What was handed out is never changed.
+Nearly all series of a run have a value at every step, so series with the same steps share one array of steps. A series
+gets its own array at the first step that only it has or lacks. Arrays that were returned are never changed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ MAX_EXPECTED = 1 << 24
 
 
 def _with_room(values: Series, length: int, expected: int) -> Series:
-    """Return a copy with room for as much again, or for all that is expected; it takes memory as it is filled."""
+    """Return a copy with twice the capacity, or the expected one; memory is used only as it is filled."""
     made = np.empty(max(length + MIN_ROOM, 2 * length, min(expected, MAX_EXPECTED)))
     made[: len(values)] = values
     return made
 
 
 class Axis:
-    """Steps, in the order in which they came; any number of series may share them.
+    """Steps, in the order in which they arrived; any number of series may share them.
 
     Args:
-        steps: the first ones.
-        expected: about how many there will be, if that is known; arrays of this size are not made again and again.
+        steps: the initial steps.
+        expected: about how many there will be, if known, to avoid repeated reallocation.
     """
 
     __slots__ = ("_length", "_steps", "expected")
@@ -43,11 +43,11 @@ class Axis:
         self._steps = np.empty(0) if steps is None else _with_room(steps, len(steps), expected)
 
     def first(self, length: int) -> Series:
-        """Return the first steps."""
+        """Return the first ``length`` steps."""
         return self._steps[:length]
 
     def put(self, start: int, blocks: Sequence[Series]) -> Axis:
-        """Return an axis that holds these steps from a place on: this one, unless it holds others there."""
+        """Return an axis that holds these steps from ``start`` on: this one, unless it holds other steps there."""
         stop = start + sum(map(len, blocks))
         if stop > len(self._steps):
             self._steps = _with_room(self._steps[: self._length], stop, self.expected)
@@ -69,7 +69,7 @@ class Growing:
     """One series.
 
     Args:
-        axis: the steps of another series, which this one may have too.
+        axis: the steps of another series, which this one may share.
     """
 
     __slots__ = ("_axis", "_length", "_new", "_steps", "_values", "_waiting")
@@ -78,8 +78,8 @@ class Growing:
         self._axis = axis
         self._values = np.empty(0)
         self._length = 0
-        self._waiting: list[tuple[Series, Series]] = []  # blocks that came since the arrays were last asked for
-        self._steps: list[float] = []  # points that came one by one after those
+        self._waiting: list[tuple[Series, Series]] = []  # blocks added since the arrays were last requested
+        self._steps: list[float] = []  # points added one by one after those
         self._new: list[float] = []
 
     def add(self, step: float, value: float) -> None:
@@ -112,11 +112,11 @@ class Growing:
         return self._axis.first(self._length), self._values[: self._length]
 
     def cut(self, step: float, shortened: dict[tuple[Axis, int], Axis]) -> tuple[Series, Series]:
-        """Take away every point from a step on, and return them.
+        """Remove every point from a step on, and return them.
 
         Args:
-            step: the first one to go.
-            shortened: axes that were cut for other series, by what they were and where they were cut.
+            step: the first step to remove.
+            shortened: axes already cut for other series, by the original axis and where it was cut.
         """
         steps, values = self.arrays()
         stop = int(np.searchsorted(steps, step))

@@ -1,4 +1,4 @@
-"""What a new attempt must know of those before it, read from the log without parsing every step."""
+"""What a new attempt must know about earlier ones, read from the log without parsing every step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class History:
         head: the digest of its last line.
         attempts: the number of the last attempt.
         reached: one more than the highest step ever recorded; steps below it are redone.
-        origin: when the last attempt began.
+        origin: when the last attempt that recorded its time began. The time of later ones, which were refused or killed
+            before their first record, counts as down.
         elapsed: how long it ran, as far as recorded.
         events: every event, in order.
     """
@@ -51,26 +52,28 @@ class History:
                 "the last line of the run log has no digest",
                 file=str(file.path),
                 line=len(lines),
-                hint="remove the lines that no run wrote; the run then continues from its newest checkpoint",
+                hint="remove the lines that were not written by a run; it then continues from its newest checkpoint",
             )
         self.head = ended[1]
         header = parsed(file, 1, lines[0])
         try:
-            self.origin = Origin(header["time"], header["monotonic"], header["boot"])
+            origin = Origin(header["time"], header["monotonic"], header["boot"])
         except KeyError as error:
             raise RunLogError(
                 f"the header of the run log has no {error.args[0]}", file=str(file.path), line=1
             ) from None
-        self.elapsed = 0.0
+        if self.origin is None:
+            self.origin = origin
         last = len(lines) - 1
         for number in range(1, last + 1):
             line = lines[number]
             is_event = b'"event":' in line
-            # Steps only grow between two events, so the last one before an event, or before the end, is the highest.
+            # Steps only increase between two events, so the last one before an event, or the end, is the highest.
             if is_event or number == last or b'"event":' in lines[number + 1]:
                 record = parsed(file, number + 1, line)
                 if is_event and "event" in record:
                     self.events.append(record)
                 elif "step" in record:
                     self.reached = max(self.reached, record["step"] + 1)
-                self.elapsed = record.get("at", self.elapsed)
+                if "at" in record:
+                    self.origin, self.elapsed = origin, record["at"]

@@ -1,4 +1,4 @@
-"""Whose folder this is: ``run.json`` names the run, its data and its model, and refuses any other."""
+"""The owner of a folder: ``run.json`` names the run, its data and its model; any other is refused."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MAX_DIFFERENCES = 8
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What makes a run this run.
+    """What identifies a run.
 
     Attributes:
-        run: a number no other run has.
-        created: when, for people.
-        data: what the stream is made of.
+        run: an id that no other run has.
+        created: when it was created, for people.
+        data: a description of the stream.
         model: name → shape and type of every parameter.
     """
 
@@ -41,13 +41,13 @@ class Identity:
 
     @classmethod
     def new(cls, model: nn.Module, loader: Any) -> Identity:
-        """Return the identity of a run that begins now."""
+        """Return the identity of a new run."""
         created = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         return cls(secrets.token_hex(8), created, describe_data(loader), describe_model(model))
 
     @classmethod
     def read(cls, folder: RunFolder) -> Identity | None:
-        """Return whose folder this is; None if it is nobody's yet.
+        """Return the identity stored in a folder; None if it has none yet.
 
         Raises:
             RunFolderError: the file is damaged, or the folder holds checkpoints or logs without it.
@@ -58,7 +58,7 @@ class Identity:
             strangers = [path.name for path in (folder.checkpoints, folder.logs) if path.exists()]
             if strangers:
                 raise RunFolderError(
-                    "the folder holds files of another program: it has no run.json",
+                    "the folder holds files of another program: there is no run.json",
                     folder=str(folder.root),
                     found=strangers,
                     hint="choose an empty folder, or pass fresh=True to move them aside",
@@ -71,7 +71,7 @@ class Identity:
         return IDENTITY.from_json(value)
 
     def write(self, folder: RunFolder) -> None:
-        """Write ``run.json``, whole or not at all."""
+        """Write ``run.json`` atomically."""
         value = {"holdfast": MARK, **IDENTITY.to_json(self)}
         try:
             folder.root.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class Identity:
             ) from error
 
     def refuse_others(self, other: Identity, folder: RunFolder) -> None:
-        """Raise if the folder belongs to another model or to other data, naming what differs."""
+        """Raise if the folder belongs to another model or other data; the message names what differs."""
         found = [f"model: {text}" for text in differences(self.model, other.model)]
         for name in sorted({*self.data, *other.data}):
             before, now = self.data.get(name), other.data.get(name)
@@ -103,12 +103,12 @@ IDENTITY = Format(
     Identity,
     error=RunFolderError,
     version_error=RunFolderError,
-    hint="restore the file from a backup, or pass fresh=True to begin again",
+    hint="restore the file from a backup, or pass fresh=True to start over",
 )
 
 
 def describe_data(loader: Any) -> dict[str, Any]:
-    """Return what tells one stream from another: names, seed and sources, without reading any data."""
+    """Return what identifies a stream: names, seed and sources, without reading any data."""
     order = getattr(loader, "order", None)
     if order is None or not hasattr(order, "to_json"):
         return {"loader": type(loader).__qualname__}

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["blame_step", "prove_step", "proven_cure", "replay_steps"]
 
 MIN_HISTORY = 8
-"""Fewer recorded steps before the window do not say what is usual."""
+"""Minimum number of recorded steps before the window; fewer do not show what is usual."""
 MAX_WINDOW = 8
-"""The longest window a rollback looks for samples in."""
+"""The longest window in which a rollback searches for samples."""
 
 
 class _Scene(NamedTuple):
-    """What an investigation works on."""
+    """The material of an investigation."""
 
     trials: Trials
     window: range
@@ -41,7 +41,7 @@ OnStep = Callable[[], None] | None
 
 
 def replay_steps(run: Run, steps: range, *, null_replays: int = 2, on_step: OnStep = None) -> Replay:
-    """Make recorded steps of a run again and compare them with the record."""
+    """Re-run recorded steps of a run and compare them with the record."""
     with run.rehearsing(steps.start, on_step=on_step) as rehearsal:
         return replay(rehearsal, steps, null_replays=null_replays)
 
@@ -64,7 +64,7 @@ def prove_step(
     looking: BlameOptions | None = None,
     on_step: OnStep = None,
 ) -> Proof:
-    """Find out whose fault a step's excess was."""
+    """Determine the cause of a step's excess."""
     looking = looking or BlameOptions()
     environment = run.log.header().get("environment") or {}
     with _scene(run, step, looking, on_step) as scene:
@@ -80,8 +80,8 @@ def prove_step(
         began = scene.trials.rehearsal.checkpoint.step
     if found.verdict is Culprit.MACHINE and found.differs_at == began and not _comes_out(run, before=began):
         reason = (
-            f"step {began}, the first after a checkpoint, does not come out as recorded, nor does one after an earlier "
-            "checkpoint: the program, its data or its batches are not those of the run"
+            f"step {began}, the first after a checkpoint, does not match the record, nor does the first after an "
+            "earlier checkpoint: the program, its data or its batches are not those of the run"
         )
         found = replace(found, verdict=Culprit.UNKNOWN, reason=reason)
     keep_investigation(run.folder.root, "proof", step, found.to_json())
@@ -89,9 +89,9 @@ def prove_step(
 
 
 def _comes_out(run: Run, *, before: int) -> bool:
-    """Return whether the first step from an earlier checkpoint has the recorded bits.
+    """Return whether the first step after an earlier checkpoint has the recorded bits.
 
-    The program is the one that ran.
+    If so, the program is the one that made the run.
     """
     try:
         with run.rehearsing(before - 1) as rehearsal:
@@ -106,22 +106,22 @@ def _scene(run: Run, step: int, options: BlameOptions, on_step: OnStep) -> Itera
     if step not in recorded:
         raise RunError("the run has not made this step", step=step, steps=len(recorded))
     window = range(max(0, step - options.before), step + 1)
-    stop = window.stop + options.horizon  # steps the run has not made yet are watched too: harm may show only there
+    stop = window.stop + options.horizon  # also steps that the run has not done yet: harm may show only there
     total = getattr(getattr(run.components.loader, "schedule", None), "total_steps", None)
     if total is not None:
         stop = max(window.stop, min(stop, step + 1 + (total - recorded[step]["batches"][1]) // run.accumulate))
     earlier = [recorded[n] for n in range(max(0, window.start - options.history), window.start) if n in recorded]
     history = [float(record["loss"]) for record in earlier if "loss" in record]
     if len(history) < MIN_HISTORY:
-        raise RunError("there are too few steps before this one to tell what is usual", step=step, found=len(history))
+        raise RunError("there are too few steps before this one to know what is usual", step=step, found=len(history))
     with run.rehearsing(window.start, on_step=on_step) as rehearsal:
         yield _Scene(Trials(rehearsal, range(window.start, stop)), window, history)
 
 
 def proven_cure(run: Run) -> Callable[[Mapping[str, Any], tuple[int, int]], Cure]:
-    """Return the cure of ``RollbackOptions(cure="prove")``: leave out what is proven, and nothing else.
+    """Return the cure of ``RollbackOptions(cure="prove")``: leave out the samples proven guilty, and nothing else.
 
-    It does not keep the run alive: dropping the run closes it.
+    It holds only a weak reference to the run: dropping the run closes it.
     """
     held = weakref.ref(run)
 
@@ -133,7 +133,7 @@ def proven_cure(run: Run) -> Callable[[Mapping[str, Any], tuple[int, int]], Cure
         looking = replace(BlameOptions(), before=last - onset + 1)
         try:
             proof = prove_step(run, last, looking=looking)
-        except Exception as error:  # the program's own, or too little is known: a rollback goes on all the same
+        except Exception as error:  # from the program itself, or too little is known: the rollback continues anyway
             warnings.warn(f"nothing was proven, and nothing is skipped: {error}", RuntimeWarning, stacklevel=2)
             return Cure()
         return Cure(mask_samples=proof.samples) if proof.heeds_masks else Cure(skip_samples=proof.samples)

@@ -1,4 +1,4 @@
-"""What blame and proof found, kept beside the run's log for the page: one JSON file per kind and step."""
+"""Results of blame and proof, stored beside the run's log for the page: one JSON file per kind and step."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NAME = re.compile(r"(blame|proof)-(\d{8,})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Investigation:
-    """One question that was asked of a run, and its answer.
+    """One question about a run, and its answer.
 
     Attributes:
         kind: ``blame`` or ``proof``.
         step: the step in question.
-        result: what ``Blame.to_json`` or ``Proof.to_json`` gave.
+        result: the result of ``Blame.to_json`` or ``Proof.to_json``.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class _Suspect:
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """What the page reads of an answer."""
+    """The fields of an answer that the page reads."""
 
     suspects: list[_Suspect] = field(default_factory=list)
     ranked: list[_Suspect] = field(default_factory=list)
@@ -61,9 +61,9 @@ class _Answer:
 
 
 def keep_investigation(folder: Path, kind: str, step: int, result: dict[str, Any]) -> None:
-    """Write an answer into the run's folder, over an earlier one to the same question; all ranks may call it.
+    """Write an answer into the run's folder, replacing an earlier one to the same question; all ranks may call it.
 
-    If it cannot be written, a warning says so, and the answer is returned all the same.
+    If it cannot be written, this only warns.
     """
     import torch.distributed as dist
 

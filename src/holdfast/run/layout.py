@@ -1,12 +1,12 @@
-"""Where a run's files lie, and what they are called.
+"""The locations and names of a run's files.
 
 ::
 
     runs/exp7/
-      run.json                                    whose folder this is: run, data, model
+      run.json                                    the owner of the folder: run, data, model
       lock                                        held by the process that runs here
-      log/attempt-00002.rank-00000.part-000.jsonl one file per rank and attempt (large ones are cut into parts)
-      log/…parquet                                the same, compacted once it is sealed
+      log/attempt-00002.rank-00000.part-000.jsonl one file per rank and attempt (large ones are split into parts)
+      log/…parquet                                the same, compacted after it was sealed
       checkpoints/step-00001000/                  ordinary torch distributed checkpoints
       abandoned/rollback-001/step-…/              checkpoints of a branch that was rolled back
       earlier/RUN/                                what ``fresh=True`` moved aside
@@ -32,7 +32,7 @@ _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class LogFile:
-    """One file of the run log. Files of one rank, sorted, are that rank's log from the run's first step on."""
+    """One file of the run log. The files of one rank, sorted, are that rank's log from the first step of the run."""
 
     rank: int
     attempt: int
@@ -41,7 +41,7 @@ class LogFile:
 
     @property
     def folder(self) -> Path:
-        """The run's folder, out of which no link may lead."""
+        """The run's folder; links must not lead out of it."""
         return self.path.parent.parent
 
     @property
@@ -51,7 +51,7 @@ class LogFile:
 
     @classmethod
     def at(cls, folder: Path, *, rank: int, attempt: int, part: int) -> LogFile:
-        """Return the file of this name in a folder of logs, existing or not."""
+        """Return the file with these numbers in a folder of logs, whether it exists or not."""
         return cls(rank, attempt, part, folder / f"attempt-{attempt:05d}.rank-{rank:05d}.part-{part:03d}.jsonl")
 
     @classmethod
@@ -69,12 +69,12 @@ class RunFolder:
 
     @property
     def identity(self) -> Path:
-        """The file that says whose folder this is."""
+        """The file that says which run the folder belongs to."""
         return self.root / "run.json"
 
     @property
     def lock(self) -> Path:
-        """The file the running process holds."""
+        """The file that the running process locks."""
         return self.root / "lock"
 
     @property
@@ -99,7 +99,7 @@ class RunFolder:
 
     @property
     def progress(self) -> Path:
-        """The folder in which every rank's watchdog says how far it is."""
+        """The folder in which every rank's watchdog records its progress."""
         return self.root / "progress"
 
     @property
@@ -117,7 +117,7 @@ class RunFolder:
         return self.checkpoints / checkpoint_name(step)
 
     def checkpoint_steps(self) -> dict[int, Path]:
-        """Return every checkpoint folder by its step, earliest first; whether they are whole is not looked at."""
+        """Return every checkpoint folder by its step, earliest first, without checking that it is complete."""
         if not self.checkpoints.is_dir():
             return {}
         found = ((checkpoint_step(path), path) for path in _entries(self.checkpoints))
@@ -143,19 +143,19 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def checkpoint_step(path: Path) -> int | None:
-    """Return after how many steps a checkpoint was taken, as its name says; None if it is not one."""
+    """Return the step in a checkpoint's name; None if it is not one."""
     match = _CHECKPOINT_NAME.fullmatch(path.name)
     return None if match is None else int(match[1])
 
 
 def checkpoint_name(step: int) -> str:
-    """Return what the checkpoint taken after this many steps is called."""
+    """Return the name of the checkpoint taken after this many steps."""
     return f"step-{step:08d}"
 
 
 def is_run_folder(path: Path) -> bool:
-    """Return whether the folder is that of a run."""
+    """Return whether this is the folder of a run."""
     try:
         return (path / "run.json").is_file() and (path / "log").is_dir()
-    except OSError:  # not ours to look into
+    except OSError:  # not accessible to this process
         return False

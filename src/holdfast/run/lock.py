@@ -1,9 +1,9 @@
 """The folder's lock: one run at a time writes here.
 
-The lock belongs to the open file, so the kernel releases it however the process dies, and reading or copying the
-folder from within does not (a POSIX record lock would go with the first descriptor that is closed). Processes forked
-from the run's own let go of their copy at once: a reading worker that outlives its run does not hold the folder. The
-file says who holds it.
+The lock belongs to the open file, so the kernel releases it however the process dies, while reading or copying the
+folder from the same process does not (a POSIX record lock would be lost with the first descriptor that is closed).
+Processes forked from the run's own close their copy at once: a reading worker that outlives its run does not hold the
+folder. The file says who holds it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["FolderLock"]
 
 
 class FolderLock:
-    """Holds a run's folder until it is released or the process ends.
+    """A lock on a run's folder, held until it is released or the process ends.
 
     Args:
         path: the lock file.
 
     Raises:
         RunLockedError: another run holds the folder, in this process or in another.
-        RunWriteError: the file cannot be made.
+        RunWriteError: the file cannot be created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,13 +72,13 @@ class FolderLock:
             raise RunWriteError(f"the run's folder cannot be written to: {error.strerror}", file=str(path)) from error
 
     def release(self) -> None:
-        """Let the folder go; releasing twice, or in a forked process, does nothing."""
+        """Release the folder; releasing twice, or in a forked process, does nothing."""
         if self._descriptor >= 0:
             os.ftruncate(self._descriptor, 0)
             self.forget()
 
     def forget(self) -> None:
-        """Close this process's copy of the lock, and leave the folder to whoever holds another."""
+        """Close this process's copy of the lock, without releasing the copies of other processes."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -113,7 +113,7 @@ def _process_start() -> str:
 
 
 def _is_own(holder: dict[str, object]) -> bool:
-    """Return whether the note is of this process, not of a dead one that had the same number."""
+    """Return whether the lock file names this process, not a dead one that had the same process id."""
     return holder.get("began") == _process_start()
 
 

@@ -1,4 +1,4 @@
-"""The loop of one attempt: hands out batches, and does everything that happens between two steps."""
+"""The loop of one attempt: hands out batches, and does all work between two steps."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from holdfast.run.watchdog import Watchdog
 
 __all__ = ["Loop"]
 
-# How many times the last save's duration is kept in reserve before a known end of time.
+# Time to reserve for saving before a time limit, in multiples of the last save's duration.
 SAVE_RESERVE = 2.0
 # Consecutive steps whose gradient norm the program passed before the run stops measuring it too.
 TOLD_STEPS = 8
-# More batches than anybody accumulates for one step: the program may have forgotten to call ``step``.
+# More batches than any program accumulates for one step: it may have forgotten to call ``step``.
 MANY_BATCHES = 256
 
 
 class Loop:
-    """Drives one attempt.
+    """The driver of one attempt.
 
     Args:
-        attempt: what is open.
+        attempt: the open attempt.
         components: what is trained.
-        options: how it records, saves and watches.
+        options: how it records, saves and monitors.
         folder: the run's folder.
-        monitor: watches this rank's series; None for nobody.
-        reactions: what follows from findings.
+        monitor: watches this rank's series; None for no monitor.
+        reactions: acts on findings.
         rollback: how to roll back.
     """
 
@@ -76,16 +76,16 @@ class Loop:
         self._writer = StepWriter(attempt, monitor)
         self._pending: StepRecord | None = None
         self._feed = Feed(attempt, components)
-        self._pass: Iterator[Any] | None = None  # under way; one that cannot go back is continued, not begun again
-        self._in_loop = False  # batches are being handed out, or the program has left the loop in between
+        self._pass: Iterator[Any] | None = None  # the current pass; one that cannot go back is continued, not restarted
+        self._in_loop = False  # batches are being handed out, or the program left the loop between two steps
         self._closed = False
         self._reading = ReadingNotes(attempt, components.loader)
         self._metrics = MetricsNotes(attempt, components.metrics, every=options.metrics_every)
         self._jumped = False
-        self._told = 0  # steps in a row with which the program passed the norm of its gradient
+        self._told = 0  # consecutive steps for which the program passed the norm of its gradient
         self._due_at = 0  # the step at which a save, or a note of the metrics, may be due
         self._is_shared = attempt.ranks.world > 1
-        # Alone, there is only something to decide where somebody has a wish.
+        # In a single process there is only something to decide if there is a wish.
         self._always_agrees = self._is_shared or options.time_limit is not None or options.save_minutes is not None
         self._agreement = Agreement(attempt.ranks)
         self._comparison = RankComparison(attempt.ranks.world)
@@ -103,6 +103,7 @@ class Loop:
             stall_after=options.stall_after,
             stall_timeout=options.stall_timeout,
             on_stall=self._note_stall,
+            on_timeout=self._note_timeout,
         )
         if attempt.step == 0 and attempt.saved_step < 0:
             self._save("first")
@@ -111,18 +112,18 @@ class Loop:
 
     @property
     def step_number(self) -> int:
-        """How many steps are done, the one the program has just reported included."""
+        """How many steps are done, including the one that the program has just reported."""
         return self.attempt.step + (self._pending is not None)
 
     def batches(self, steps: Callable[[], int | None], on_end: Callable[[], None]) -> Iterator[Any]:
         """Yield batches until the data ends, the steps are done, or the run ends for another reason.
 
         Args:
-            steps: returns how many steps there are in all.
-            on_end: called when it has ended, and not where the program leaves the loop.
+            steps: returns the total number of steps.
+            on_end: called at the end, but not if the program leaves the loop.
         """
-        # One function of many branches: every step goes through all of it, and each call costs a cold step more than
-        # its own time (``bench/run.py``).
+        # One function with many branches: every step goes through all of it, and with cold caches each call would cost
+        # more than its own time (``bench/run.py``).
         attempt, watchdog, feed = self.attempt, self._watchdog, self._feed
         lap, now, loader = attempt.stopwatch.lap, attempt.stopwatch, self._components.loader
         has_order = feed.has_order
@@ -161,7 +162,7 @@ class Loop:
                     if self.ended is not None:
                         break
                 elif attempt.batch - feed.first_batch == MANY_BATCHES:
-                    _warn(f"{MANY_BATCHES} batches were taken since the last step: does the program call run.step()?")
+                    _warn(f"{MANY_BATCHES} batches were taken since the last step: is the program calling run.step()?")
             if not self._is_over() and not self._jumped and not self._settle_last():
                 self._end_of_data()
                 break
@@ -169,7 +170,7 @@ class Loop:
         on_end()
 
     def _end_of_data(self) -> None:
-        """Save what the run ended with, and stand still."""
+        """Save the final state, and become idle."""
         attempt = self.attempt
         if attempt.batch > self._feed.first_batch == 0:
             _warn("the data has ended, and run.step() was never called: nothing is recorded")
@@ -182,7 +183,7 @@ class Loop:
         return self.ended is not None
 
     def _come_back(self) -> None:
-        """Enter the loop, perhaps again: close the step the program had left it after, or take its batches back."""
+        """Enter the loop, possibly again: close the step after which the program left it, or take its batches back."""
         if self._in_loop:
             self.attempt.stopwatch.lap("step")
             if self._pending is not None:
@@ -193,16 +194,16 @@ class Loop:
         self._in_loop = True
 
     def _take_back(self) -> bool:
-        """Go back to the first batch no step was made of; returns whether everything is where the last step ended.
+        """Go back to the first batch that belongs to no step; return whether everything is as the last step left it.
 
-        It does not where an optimizer has moved on since, where a forward pass may have moved the generators, or where
-        the loader cannot go back.
+        It is not if an optimizer has stepped since, if a forward pass may have advanced the generators, or if the
+        loader cannot go back.
         """
         gauge, feed = self._gauge, self._feed
         return not gauge.stepped and feed.take_back() and gauge.forward_ended <= feed.handed_out
 
     def step(self, loss: Any, grad_norm: Any, metrics: Mapping[str, Any]) -> None:
-        """Take what the program says of the step it has just done."""
+        """Take the program's report of the step it has just done."""
         attempt = self.attempt
         if not self._in_loop or self._ownership.is_foreign:
             self._ownership.check()
@@ -221,7 +222,7 @@ class Loop:
 
     @contextlib.contextmanager
     def apart(self, bucket: str) -> Iterator[None]:
-        """Do something that is not training: in its own bucket of time, with every generator put back after it."""
+        """Run a block that is not training: in its own bucket of time, with every generator restored after it."""
         attempt = self.attempt
         self._ownership.check()
         attempt.stopwatch.lap("step")
@@ -235,20 +236,20 @@ class Loop:
             self._watchdog.place = ("step", attempt.step)
 
     def forget_measurements(self) -> None:
-        """Drop what the hooks measured of steps that are not the run's."""
+        """Drop the hooks' measurements of steps that are not part of the run."""
         self._gauge.take()
 
     # --- between two steps -----------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Close the step that is done: write it, watch it, agree with the other ranks, act."""
+        """Close the finished step: write it, monitor it, agree with the other ranks, act."""
         if self._ownership.is_foreign:
             self._ownership.check()
         reactions, attempt = self._reactions, self.attempt
         record = self._close_step()
         if found := self._writer.take(record):
             reactions.note(found)
-        if attempt.step >= self._due_at and self._monitor is not None:  # before it is saved, to act on it first
+        if attempt.step >= self._due_at and self._monitor is not None:  # before saving, to act on findings first
             reactions.note(self._monitor.flush())
         if self._always_agrees or self._preemption.received is not None or reactions.waiting:
             agreed = self._agreement.reach(self._wish())
@@ -263,7 +264,7 @@ class Loop:
         attempt.stopwatch.lap("step")
 
     def _save_and_note(self) -> None:
-        """Do what is due at this step, and say at which step something is due again."""
+        """Do what is due at this step, and determine at which step something is due next."""
         step, intervals = self.attempt.step, [every for every in (self._saving.every, self._metrics.every) if every]
         self._due_at = min((step - step % every + every for every in intervals), default=sys.maxsize)
         if self.ended is None and not self._jumped:
@@ -290,7 +291,7 @@ class Loop:
         return record
 
     def _settle_last(self) -> bool:
-        """Look again and collect all ranks' findings on the last step; returns whether the run goes back for it."""
+        """Look again and collect all ranks' findings on the last step; return whether the run rolls back."""
         self._write_all()
         agreed = self._agreement.drain()
         if agreed is not None:
@@ -304,16 +305,16 @@ class Loop:
         return self._jumped
 
     def _write_all(self) -> None:
-        """Write the steps that are left, and wait for their numbers."""
+        """Write the remaining steps, waiting for their numbers."""
         self._reactions.note(self._writer.flush())
 
     def _own_seconds(self) -> float:
-        """Return how long this rank took for itself: until its forward pass was done, as it waits for others after."""
+        """Return this rank's own time: until the end of its forward pass, because afterwards it waits for others."""
         began = self._feed.handed_out
         return max(0.0, self._gauge.forward_ended - began) if began else 0.0
 
     def _act(self, agreed: Agreed) -> None:
-        """Do what all ranks have agreed on."""
+        """Carry out what all ranks have agreed on."""
         attempt = self.attempt
         if attempt.ranks.is_first:
             self._reactions.note(self._comparison.add_times(attempt.step - 1, agreed.seconds))
@@ -337,19 +338,19 @@ class Loop:
 
     def _save(self, reason: str, *, wait: bool = False) -> None:
         self._write_all()
-        if wait:  # for a save of this very step too: if it fails, all ranks know it and save again
+        if wait:  # also for a save of this same step: if it fails, all ranks know and save again
             self._saving.wait()
         if self.attempt.step != self.attempt.saved_step and self._is_owed():
-            self.attempt.event("unsaved", step=self.attempt.step, reason="batches are to be handed out once more")
+            self.attempt.event("unsaved", step=self.attempt.step, reason="batches have to be handed out again")
         elif self.attempt.step != self.attempt.saved_step:
             self._watchdog.place = ("save", self.attempt.step)
             if "scaler" not in self._components.parts and self._gauge.holds_gradients():
-                _warn("gradients that wait for an optimizer are not saved: call run.step() once per optimizer step")
+                _warn("accumulated gradients are not saved: call run.step() once per optimizer step")
             self._saving.save(reason, wait=wait)
             self._metrics.write()
 
     def _is_owed(self) -> bool:
-        """Return whether the loader of any rank is ahead of what a checkpoint would count; all ranks call it."""
+        """Return whether the loader of any rank is ahead of what a checkpoint would record; all ranks call it."""
         return any(owed for (owed,) in self.attempt.ranks.exchange((len(self._feed.owed),)).rows())
 
     def _roll_back(self, finding: dict[str, Any]) -> None:
@@ -375,20 +376,25 @@ class Loop:
             self._reactions.note(self._comparison.add_hashes(step, hashes))
 
     def _note_stall(self, stall: dict[str, Any]) -> None:
-        """Called by the watchdog's thread."""
+        """Record a stall; called by the watchdog's thread."""
         attempt = self.attempt
         attempt.note("stall", **stall)
         with contextlib.suppress(OSError):
             attempt.recorder.sync()
         self._reactions.note_stall(stall)
 
+    def _note_timeout(self) -> None:
+        """Record the time of a stall that ends the process; called while the loop's own thread stands still."""
+        self.attempt.stopwatch.lap("step")
+        self.attempt.event("stall_timeout", step=self.attempt.step)
+
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Save what the pass over the data, or the run, ended with.
+        """Save the state at the end of a pass over the data, or of the run.
 
-        A loop left between two steps is saved as it stood after the last one, where it can be put back there. Where it
-        cannot, nothing is saved: a checkpoint counts exactly what was reported with ``step``.
+        A loop left between two steps is saved as it was after the last one, if it can be put back there. If not,
+        nothing is saved: a checkpoint holds exactly what was reported with ``step``.
         """
         if self._ownership.is_foreign:
             return
@@ -402,10 +408,10 @@ class Loop:
         self._save("end", wait=True)
 
     def close(self, *, wait: bool = True) -> None:
-        """Write what is left, close the log and let the folder go; closing twice, or in a forked process, does nothing.
+        """Write the remaining steps, close the log and release the folder; a no-op if closed, or in a forked process.
 
         Args:
-            wait: for the save that is under way.
+            wait: wait for a save that is under way.
         """
         if self._closed or self._ownership.is_foreign:
             return

@@ -10,12 +10,12 @@ __all__ = ["MetricsNotes"]
 
 
 class MetricsNotes:
-    """Writes an aggregator's figures, once per step at most.
+    """A writer of an aggregator's figures, at most once per step.
 
     Args:
-        attempt: whose log.
-        metrics: the aggregator; None for none.
-        every: steps between notes; None writes them with checkpoints only.
+        attempt: the attempt whose log is written.
+        metrics: the aggregator, if any.
+        every: steps between notes; None writes them only with checkpoints.
     """
 
     def __init__(self, attempt: Attempt, metrics: Any, *, every: int | None) -> None:
@@ -25,7 +25,7 @@ class MetricsNotes:
         self.every = every if metrics is not None else None
 
     def write(self) -> None:
-        """Write the figures as they are now; all ranks call it."""
+        """Write the current figures; all ranks call it."""
         attempt = self._attempt
         if self._metrics is not None and self._written_at != attempt.step:
             self._written_at = attempt.step

@@ -1,4 +1,4 @@
-"""The monitor: the debugger's detectors on the live series, and on how the ranks compare."""
+"""The monitor: the debugger's detectors on the live series, and a comparison of the ranks."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ __all__ = ["Monitor", "RankComparison"]
 
 
 MAX_LOOK_SHARE = 1e-3
-"""The share of a step's time that the detectors' looks may take on average …"""
+"""The share of a step's time that the detectors may take on average …"""
 MIN_LOOK_SECONDS = 3e-6
-"""… but for steps so short that they would hardly ever be looked at."""
+"""… except for steps so short that they would hardly ever be examined."""
 CONFIRM_STEPS = 4
-"""A gradient norm that climbs must still be up this many steps later: in health it falls again (``run_healthy``)."""
+"""A rising gradient norm must still be high this many steps later: in a healthy run it falls (``run_healthy``)."""
 BUDGET_EVERY = 32
-"""Steps after which the time of the looks is measured out again."""
+"""Steps after which the detectors' time is budgeted again."""
 MAX_WAITING = 4
-"""Steps that may wait to be looked at together while nothing stands out: what follows a step that waited finds the
-processor's caches empty, and takes ten times as long as right after itself (``bench/run.py``)."""
+"""Steps that may wait to be examined together while nothing stands out: code that runs after a step finds the
+processor's caches cold, and takes ten times as long as when it is run repeatedly (``bench/run.py``)."""
 
 
 class Monitor:
-    """One rank's watch over its own series. Its state is part of the checkpoint.
+    """The monitor of one rank's own series. Its state is part of the checkpoint.
 
     Args:
         debugger: the detectors.
-        rank: whose series.
+        rank: the rank whose series these are.
     """
 
     def __init__(self, debugger: OnlineDebugger, *, rank: int = 0) -> None:
@@ -57,16 +57,16 @@ class Monitor:
 
     @property
     def detectors(self) -> tuple[BaseDetector, ...]:
-        """What looks at the series."""
+        """The detectors that examine the series."""
         return self._debugger.detectors
 
     def take(
         self, step: int, numbers: Mapping[str, float], times: Mapping[str, float], redone: bool = False
     ) -> Sequence[dict[str, Any]]:
-        """Take one step's numbers and times, now or a few steps later; returns the findings that are new.
+        """Take one step's numbers and times, now or a few steps later; return new findings.
 
-        A step waits only while all its numbers are finite and neither its loss nor its gradient norm is so far out that
-        they would be looked at.
+        A step waits only while all its numbers are finite and neither its loss nor its gradient norm is far enough out
+        to be examined.
         """
         waiting = self._waiting
         waiting.append((step, numbers, times, redone))
@@ -77,11 +77,11 @@ class Monitor:
         return self.flush()
 
     def flush(self) -> list[dict[str, Any]]:
-        """Take the steps that wait; returns the findings that are new."""
+        """Take the waiting steps; return new findings."""
         waiting, self._waiting = self._waiting, []
         found = [{**finding, "found_at": waiting[-1][0]} for step in waiting for finding in self.update(*step)]
         watched = self._debugger.norm_bounds
-        # Close to an alarm every step counts, and a norm of another name is not looked for in ``take``.
+        # Close to an alarm every step counts, and ``take`` does not look for norms of other names.
         is_quiet = not self._glance.is_awake and not self._unconfirmed and watched.keys() <= {"grad_norm"}
         self._room = MAX_WAITING if is_quiet else 0
         self._loss_bound, self._norm_bound = self._glance.bound, watched.get("grad_norm", math.inf)
@@ -90,9 +90,9 @@ class Monitor:
     def update(
         self, step: int, numbers: Mapping[str, float], times: Mapping[str, float], redone: bool = False
     ) -> list[dict[str, Any]]:
-        """Take one step's numbers and times; returns the findings that are new.
+        """Take one step's numbers and times; return new findings.
 
-        A step that is redone is not timed: a restart warms up again.
+        The times of redone steps are not used: a restart warms up again.
         """
         values = {**numbers}
         if "data_time" in times:
@@ -112,20 +112,20 @@ class Monitor:
         return []
 
     def _measure_out(self) -> None:
-        """Let the looks take their share of the time that steps take, and no more than the debugger allows."""
+        """Set the detectors' time budget to their share of the steps' time, and at most to what the debugger allows."""
         share = MAX_LOOK_SHARE * self._timed / self._timed_steps
         budget = min(self._most, max(MIN_LOOK_SECONDS, share))
         self._debugger.options = replace(self._debugger.options, budget_seconds=budget)
         self._timed, self._timed_steps = 0.0, 0
 
     def last_look(self) -> list[dict[str, Any]]:
-        """Look again after the last step; returns the findings that are new."""
+        """Look again after the last step; return new findings."""
         found = self.flush()
         self._unconfirmed = dict.fromkeys(self._unconfirmed, self._last_step - CONFIRM_STEPS)
         return found + self._look(self._last_step)
 
     def _look(self, step: int) -> list[dict[str, Any]]:
-        """Ask for everything that holds now, explained; returns what was not reported yet."""
+        """Run the detectors and explain what they find; return what was not reported yet."""
         began = time.thread_time()
         held = self._debugger.findings()
         self._glance.paid(time.thread_time() - began)
@@ -145,7 +145,7 @@ class Monitor:
         return fresh
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was seen so far; nothing may wait."""
+        """Return what was seen so far; no step may be waiting."""
         reported = [[*key, step] for key, step in self._reported.items()]
         return {"debugger": self._debugger.state_dict(), "reported": reported}
 
@@ -158,21 +158,21 @@ class Monitor:
 
 
 def _may_pass(detection: Detection) -> bool:
-    """Return whether a finding rests on a gradient norm that climbs, and nothing worse yet."""
+    """Return whether a finding is based only on a rising gradient norm, so far."""
     return detection.severity is Severity.WARNING and (detection.signal or "").startswith("grad_norm")
 
 
-# A rank that is later than the others by less than this holds nobody up, however large the ratio.
+# A rank that is later than the others by less than this delays nobody, however large the ratio.
 MIN_LATE_SECONDS = 1e-3
 
 
 class RankComparison:
-    """Rank 0's comparison of all ranks: who is slow, and whose parameters differ.
+    """Rank 0's comparison of all ranks: which are slow, and whose parameters differ.
 
     Args:
-        world: how many ranks there are.
-        window: steps that are compared.
-        least: steps before the first comparison; fewer are too few on a busy machine.
+        world: the number of ranks.
+        window: the number of steps that are compared.
+        least: steps before the first comparison; on a busy machine fewer would not be enough.
         every: steps between comparisons.
     """
 
@@ -186,7 +186,7 @@ class RankComparison:
         self._desync = DistributedDesyncDetector()
 
     def add_times(self, step: int, seconds: tuple[float, ...]) -> list[dict[str, Any]]:
-        """Take every rank's own time of a step; returns stragglers not named before."""
+        """Take every rank's own time for a step; return stragglers that were not named before."""
         if self._world < 2:
             return []
         self._times.append((step, seconds))
@@ -209,7 +209,7 @@ class RankComparison:
         return self._new([found for found in slow if late[found.replica or 0] >= MIN_LATE_SECONDS], step)
 
     def add_hashes(self, step: int, hashes: Sequence[int]) -> list[dict[str, Any]]:
-        """Take every rank's hash of the parameters all should share; returns a finding if they differ."""
+        """Take every rank's hash of the parameters that all should share; return a finding if they differ."""
         if len(set(hashes)) < 2:
             return []
         signals = [

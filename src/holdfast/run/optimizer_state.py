@@ -1,8 +1,8 @@
 """An optimizer's state by the names of its parameters, so that it loads at any world size and in any order.
 
-torch's own ``get_optimizer_state_dict`` makes a step with zero gradients where there is no state yet, which advances
-the step counts of a run that has not begun, and cannot load a state in which some parameters have none. Here a state
-is what is there: nothing is invented, and what a checkpoint holds decides what is restored.
+torch's own ``get_optimizer_state_dict`` makes a step with zero gradients if there is no state yet, which advances the
+step counts of a run that has not begun, and cannot load a state in which some parameters have none. Here the state is
+saved as it is: nothing is invented, and what a checkpoint holds is what is restored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _named(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
 def collect_optimizer(
     optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
 ) -> tuple[Tensors, dict[str, Any]]:
-    """Return the tensors of the state by parameter and field (the live ones), and everything else it consists of."""
+    """Return the live tensors of the state by parameter and field, and everything else in it."""
     tensors: Tensors = {}
     values: dict[str, dict[str, Any]] = {}
     devices: dict[str, dict[str, str]] = {}
@@ -71,10 +71,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], saved: Mapping[str, Any]) -> list[str]:
-    """Hold the optimizers to those whose state was saved; returns what the program now says differently, in words.
+    """Compare the optimizers with those whose state was saved; return messages about options that differ.
 
     Raises:
-        RunMismatchError: another kind of optimizer, or another number of them or of their groups.
+        RunMismatchError: the kind or number of optimizers, or the number of their groups, differs.
     """
     kinds, groups = [type(each).__name__ for each in optimizers], [len(each.param_groups) for each in optimizers]
     known = saved.get("kinds", kinds if len(saved["groups"]) == len(kinds) else ["?"] * len(saved["groups"]))
@@ -99,7 +99,7 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], saved: Mapping
             if given != value and not (isinstance(value, (list, tuple)) and list(value) == list(given or ())):
                 name = f"{key} of {type(optimizer).__name__}"
                 notes.append(
-                    f"the program now says {name} is {given!r}; the run continues with its own, begun with {value!r}"
+                    f"the program now sets {name} to {given!r}; the run continues with its own, initially {value!r}"
                 )
     return notes
 
@@ -107,11 +107,11 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], saved: Mapping
 def lay_out_optimizer(
     optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str], stored: Mapping[str, Any]
 ) -> Tensors:
-    """Return empty tensors for what a checkpoint holds of these optimizers.
+    """Return empty tensors for the state that a checkpoint holds for these optimizers.
 
     Args:
-        optimizers: whose state.
-        names: of their parameters.
+        optimizers: the optimizers to restore.
+        names: the names of their parameters.
         stored: the checkpoint's entries below ``optimizer.state.``, by ``parameter.field``.
     """
     tensors: Tensors = {}
@@ -123,7 +123,7 @@ def lay_out_optimizer(
             if tuple(about.size) == tuple(parameter.shape) and parameter.dim():
                 made = torch.zeros_like(parameter, dtype=about.properties.dtype, requires_grad=False)
             else:
-                made = torch.zeros(about.size, dtype=about.properties.dtype)
+                made = torch.zeros(about.size, dtype=about.properties.dtype, device="cpu")
             tensors.setdefault(name, {})[field] = made
     return tensors
 
@@ -134,7 +134,7 @@ def restore_optimizer(
     tensors: Tensors,
     rest: Mapping[str, Any],
 ) -> None:
-    """Put a loaded state into the optimizers; what the checkpoint does not hold is gone."""
+    """Put a loaded state into the optimizers, replacing all existing state."""
     for optimizer, groups in zip(optimizers, rest["groups"], strict=True):
         optimizer.state.clear()
         for group, saved in zip(optimizer.param_groups, groups, strict=True):

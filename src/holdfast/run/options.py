@@ -1,4 +1,4 @@
-"""The options of a run, in one place."""
+"""The options of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["RunOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How a run records, saves and watches.
+    """How a run records, saves and monitors.
 
     Args:
         save_every: steps between checkpoints; None saves by time only.
@@ -22,12 +22,12 @@ class RunOptions:
         time_limit: seconds this attempt may take, from the start of its process; a checkpoint is saved before.
         stats_every: steps between the norms of every layer's gradient and weights; None records none.
         grad_norm: record the norm of the gradient at every step where the program does not pass it.
-        hash_parameters: record a hash of the parameters at every checkpoint, and compare the ranks'.
+        hash_parameters: record a hash of the parameters at every checkpoint, and compare it between ranks.
         metrics_every: steps between the aggregator's figures in the log; None records them at checkpoints only. On
             several ranks this is a collective call.
         stall_after: seconds without progress after which a rank counts as stalled and its stacks are written.
-        stall_timeout: seconds without progress after which the process ends, so that the launcher starts it again;
-            None waits indefinitely.
+        stall_timeout: seconds without progress after which the process ends, so that the launcher restarts it; None
+            waits indefinitely.
         handle_signals: on SIGTERM or SIGUSR1 save a checkpoint, then end as the signal would have.
         compact_bytes: sealed log files of at least this size are compacted to Parquet.
         max_failed_saves: how many saves in a row may fail before the run ends.

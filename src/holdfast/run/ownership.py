@@ -1,6 +1,6 @@
-"""Whose a run is: the process that opened it, and none that is forked from it.
+"""The owner of a run: the process that opened it, and no process forked from it.
 
-A fork has copies of the run's objects, but not its lock, its threads or its place in the log.
+A fork has copies of the run's objects, but not its lock, its threads or its position in the log.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["Ownership"]
 
 
 class Ownership:
-    """The process that made this object owns the run.
+    """The owner of a run: the process that created this object.
 
     Args:
         folder: the run's folder.
 
     Attributes:
-        is_foreign: whether this process was forked from the run's own; kept by the fork itself, as every step asks.
+        is_foreign: whether this process was forked from the run's own; set by the fork, because every step checks it.
     """
 
     __slots__ = ("__weakref__", "_folder", "_process", "is_foreign")
@@ -41,10 +41,10 @@ class Ownership:
             os.register_at_fork(after_in_child=give_up)
 
     def check(self) -> None:
-        """Refuse a process that was forked from the run's own.
+        """Raise if this process was forked from the run's own.
 
         Raises:
-            RunLockedError: it was.
+            RunLockedError: it was forked.
         """
         if self.is_foreign:
             raise RunLockedError(

@@ -1,6 +1,6 @@
-"""What a model is made of, and a hash of its parameters that does not depend on how they are sharded.
+"""A description of a model, and a hash of its parameters that does not depend on how they are sharded.
 
-Every element contributes a number mixed from its bits, its place in the whole tensor and the tensor's name; the hash
+Every element contributes a number mixed from its bits, its position in the whole tensor and the tensor's name; the hash
 is their sum modulo 2**64. So the parts of a sharded tensor add up to the hash of the whole, in any order.
 """
 
@@ -15,7 +15,7 @@ from torch import nn
 
 __all__ = ["ParameterHash", "describe_model", "hash_parameters", "is_sharded", "local_tensor", "parameters_of"]
 
-# Elements mixed at a time: eight bytes each twice over, so that no model makes the hash a matter of memory.
+# Elements mixed at a time: eight bytes each, twice, so that hashing takes little memory for any model.
 CHUNK = 1 << 20
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ODD = (-7046029254386353131, -4417276706812531889)  # the odd constants of splitmix64 and xxHash, as signed integers
@@ -26,8 +26,8 @@ class ParameterHash:
     """The hash of one rank's part of the parameters.
 
     Attributes:
-        whole: of the tensors this rank holds whole; equal on every rank that is in step with the others.
-        part: of the shards this rank holds; the ranks' parts add up to the hash of the sharded tensors.
+        whole: the hash of the tensors that this rank holds whole; equal on all ranks that are in sync.
+        part: the hash of the shards that this rank holds; the ranks' parts add up to the hash of the sharded tensors.
     """
 
     __slots__ = ("part", "whole")
@@ -45,14 +45,14 @@ def parameters_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def describe_model(model: nn.Module) -> dict[str, str]:
-    """Return name → shape and type of every parameter and buffer, as the whole tensors have them."""
+    """Return name → shape and type of every parameter and buffer, for the whole tensors."""
     return {
         name: f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}" for name, value in parameters_of(model)
     }
 
 
 def local_tensor(value: torch.Tensor) -> torch.Tensor:
-    """Return what of a tensor lies on this rank."""
+    """Return the part of a tensor that is on this rank."""
     local = getattr(value, "to_local", None)
     return local().detach() if local is not None else value.detach()
 
@@ -64,7 +64,7 @@ def is_sharded(value: torch.Tensor) -> bool:
 
 
 def hash_parameters(model: nn.Module) -> ParameterHash:
-    """Hash every parameter and buffer of a model that lies on this rank."""
+    """Hash the parameters and buffers of a model that are on this rank."""
     whole = part = 0
     for name, value in parameters_of(model):
         seed = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
@@ -117,7 +117,7 @@ def _hash(local: torch.Tensor, offset: tuple[int, ...] | None, shape: tuple[int,
 def _places(
     local: torch.Tensor, offset: tuple[int, ...], local_shape: tuple[int, ...], shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return the places in the whole tensor of the elements that are ``local`` in the shard."""
+    """Return the positions in the whole tensor of the shard's elements ``local``."""
     place = torch.zeros_like(local)
     stride = 1
     for size, begin, whole in zip(reversed(local_shape), reversed(offset), reversed(shape), strict=True):
@@ -128,7 +128,7 @@ def _places(
 
 
 def differences(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
-    """Return what differs between two descriptions of a model, in words."""
+    """Return the differences between two descriptions of a model, in words."""
     found = [f"{name} is missing" for name in saved if name not in current]
     found += [f"{name} is new" for name in current if name not in saved]
     found += [

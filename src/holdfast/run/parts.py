@@ -1,6 +1,6 @@
-"""The compacted parts of a run log, unpacked: while one is taken, the next is unpacked on another core.
+"""The compacted parts of a run log, unpacked: while one is processed, the next is unpacked on another core.
 
-Unpacking is most of what opening a long run costs, and is done outside the interpreter (bench/page.py).
+Unpacking is most of the cost of opening a long run, and runs outside the interpreter (bench/page.py).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["Part", "parts_of"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What a compacted file holds.
+    """The content of a compacted file.
 
     Attributes:
-        rows: how many lines.
-        steps: the numbers of the lines that are steps, as a table.
-        others: the rows of the lines that are not.
-        lines: those lines.
+        rows: the number of lines.
+        steps: the numbers of the step lines, as a table.
+        others: the rows of the other lines.
+        lines: the other lines.
     """
 
     rows: int
@@ -39,10 +39,10 @@ class Part:
 
 
 def parts_of(files: Sequence[tuple[LogFile, int]]) -> Generator[Part, None, None]:
-    """Yield the parts in their order; close the iterator if they are not all wanted.
+    """Yield the parts in order; close the iterator if not all are wanted.
 
     Args:
-        files: compacted files, each with how many of its first lines to leave out.
+        files: compacted files, each with the number of leading lines to leave out.
 
     Raises:
         RunLogError: a file cannot be read; raised when its turn comes.

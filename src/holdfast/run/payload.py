@@ -1,7 +1,7 @@
 """Small per-rank state inside a checkpoint: any plain values, as one tensor of bytes.
 
-A torch distributed checkpoint stores tensors of every rank but other objects of rank 0 only, so what each rank keeps
-for itself travels as a tensor. Reading it runs no code: torch's weights-only unpickler decodes it.
+A torch distributed checkpoint stores the tensors of every rank but other objects of rank 0 only, so the state of each
+rank is stored as a tensor. Reading it runs no code: torch's weights-only unpickler decodes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def pack(value: dict[str, Any], *, check: bool) -> torch.Tensor:
 
     Args:
         value: named states.
-        check: read it back, and name the state that would not load again.
+        check: read it back, and raise for a state that would not load.
     """
     buffer = io.BytesIO()
     try:
@@ -38,7 +38,7 @@ def pack(value: dict[str, Any], *, check: bool) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor) -> dict[str, Any]:
-    """Return what ``pack`` was given."""
+    """Return the values that ``pack`` was given."""
     try:
         value = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
     except Exception as error:

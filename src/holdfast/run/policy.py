@@ -1,4 +1,4 @@
-"""What a run does about a finding. Detecting is not acting: without a policy, findings are only logged."""
+"""What a run does about a finding. Without a policy, findings are only logged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEVERITIES = ("info", "warning", "critical")
 
 
 class Action(IntEnum):
-    """What is done about a finding; of several at one step, the highest."""
+    """An action for a finding; if a step has several, the highest is taken."""
 
     LOG = 0
     ALERT = 1
@@ -26,16 +26,16 @@ class Action(IntEnum):
 
 
 class Policy:
-    """Looks up the action for a failure and its severity.
+    """A table of actions by failure and severity.
 
     Args:
         rules: one action for everything of at least *warning* severity (``"alert"``), or a table. Its keys are a
             failure (``"nan"``), a severity (``"critical"``), both (``"spike/critical"``) or ``"*"``; the most
             specific key decides.
-        detectors: those of your own, whose failures can be named as well.
+        detectors: your own detectors, whose failures can then be named too.
 
     Raises:
-        ConfigError: an unknown action, or a key that nothing can ever match.
+        ConfigError: an unknown action, or a key that nothing can match.
 
     Example:
         >>> policy = Policy({"nan": "rollback", "critical": "alert"})
@@ -62,7 +62,7 @@ class Policy:
             failure, slash, severity = key.partition("/")
             if slash and severity not in SEVERITIES:
                 raise ConfigError("unknown severity of a finding", key=key, hint=closest(severity, [*SEVERITIES]))
-            # A rule that nothing matches would protect nobody, and nobody would notice.
+            # A rule that never matches would give no protection, and nobody would notice.
             if names is not None and failure not in names and (slash or key not in (*SEVERITIES, "*")):
                 known = sorted(names) if slash else [*sorted(names), *SEVERITIES, "*"]
                 raise ConfigError("unknown kind of finding", key=key, hint=closest(failure, known))
@@ -77,12 +77,12 @@ class Policy:
 
     @property
     def highest(self) -> Action:
-        """The most that can happen under this policy."""
+        """The highest action that this policy can take."""
         return max(self._rules.values(), default=Action.LOG)
 
 
 def _names(detectors: Iterable[BaseDetector]) -> set[str] | None:
-    """Return the names of the failures that can be found; None if one of the detectors does not say what it names."""
+    """Return the names of the failures that can be found; None if a detector does not declare its failures."""
     own = [detector.failure for detector in detectors]
     if any(failure is None for failure in own):
         return None

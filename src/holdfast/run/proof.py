@@ -1,13 +1,14 @@
-"""Proof: whose fault it was, by making the steps again from one state three ways.
+"""Proof: what caused an excess, determined by re-running the steps from one state in three ways.
 
-The rule is fixed beforehand, and is the same in the documentation:
+The rule is fixed in advance, and the documentation states the same one:
 
-- A, the steps as they were, must have the recorded bits (or differ no more than replays do). If not: the *machine*, or
-  the program, if the very first step differs and that of an earlier checkpoint does too: then *cannot tell*.
+- A, the steps as they were, must have the recorded bits (or differ no more than replays do). If not, it was the
+  *machine*; but if the very first step differs and that of an earlier checkpoint does too, it may be the program:
+  *cannot tell*.
 - If A shows no excess over the usual loss, there is *nothing to explain*.
-- If the learning rate had jumped, it magnifies whatever sample pulls hardest: *model or optimizer*.
-- B leaves the suspects out, C as many random samples of the same steps, in several draws. If B is without at least half
-  of A's excess, and no C is without more than half of what B is without: *these samples*, at this state.
+- If the learning rate had jumped, it magnifies whichever sample pulls hardest: *model or optimizer*.
+- B leaves out the suspects, C as many random samples of the same steps, in several draws. If B removes at least half of
+  A's excess, and no C removes more than half of what B removes: *these samples*, at this state.
 - If B keeps more than three quarters of the excess, or no sample stands out: *model or optimizer*.
 - Anything else: *cannot tell*.
 """
@@ -33,19 +34,19 @@ __all__ = ["Culprit", "Proof", "ProofOptions", "prove"]
 
 
 MAX_COST = 7
-"""A proof makes at most this many times the steps from the checkpoint to the last watched one."""
+"""Maximum number of steps a proof makes, in multiples of those from the checkpoint to the last watched step."""
 
 
 MAX_RATE_RISE = 2.0
-"""A learning rate above this many times that of the steps before has jumped; warm-up rises by less."""
+"""A learning rate above this many times that of earlier steps has jumped; warm-up rises more slowly."""
 RATE_HISTORY = 16
-"""Steps before the window that say what the learning rate usually is."""
+"""Number of steps before the window that define the usual learning rate."""
 RATE_NEAR = 4
-"""A jump up to this many steps before the window may be behind its excess."""
+"""A jump up to this many steps before the window may have caused its excess."""
 
 
 class Culprit(str, Enum):
-    """Whose fault it was."""
+    """The possible causes."""
 
     MACHINE = "machine"
     SAMPLES = "these samples"
@@ -60,10 +61,10 @@ class ProofOptions:
 
     Args:
         draws: how many times random samples are left out.
-        seed: of the draws.
-        min_share: B is far below A where at least this share of A's excess is gone.
-        max_random_share: C is like A where no more than this share of what is gone in B is gone in C.
-        like_share: B is like A where less than this share of A's excess is gone.
+        seed: the seed of the draws.
+        min_share: B is far below A if at least this share of A's excess is gone.
+        max_random_share: C is like A if at most this share of what is gone in B is gone in C.
+        like_share: B is like A if less than this share of A's excess is gone.
     """
 
     draws: int = 3
@@ -75,24 +76,24 @@ class ProofOptions:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The verdict, and what it rests on.
+    """The verdict, and what it is based on.
 
     Attributes:
-        verdict: whose fault it was.
+        verdict: the cause.
         reason: why, in words.
         window: the suspect steps.
         suspects: the samples left out in B.
         steps: the steps of the curves.
-        recorded: the recorded losses; fewer where the run has not made all of these steps yet.
+        recorded: the recorded losses; fewer if the run has not done all of these steps yet.
         as_it_was: A's losses.
-        without_suspects: B's losses; none where B was not made.
+        without_suspects: B's losses; empty if B was not run.
         without_random: the losses of every draw of C.
-        bitwise: whether A was compared with the recorded bits; else by how far replays differ.
-        tolerance: how far, where it was not bits.
-        differs_at: the first step of A, or of those from the checkpoint to it, that is not as recorded.
-        same_host: whether A was made on the host that recorded the steps.
-        heeds_masks: whether masking was enough; else rows were removed, and the cure is a skip.
-        steps_made: steps that were re-run, the lead-in included.
+        bitwise: whether A was compared with the recorded bits; otherwise within a tolerance.
+        tolerance: how far replays differ, if it was not compared by bits.
+        differs_at: the first step of A, or between the checkpoint and A, that differs from the record.
+        same_host: whether A was run on the host that recorded the steps.
+        heeds_masks: whether masking was enough; otherwise rows were removed, and the cure is a skip.
+        steps_made: steps that were re-run, including the lead-in.
         samples_measured: samples that were measured one by one.
     """
 
@@ -124,7 +125,7 @@ class Proof:
 
     @property
     def cure(self) -> str | None:
-        """The lines that apply the cure, to the loader of a run that was rolled back to before the window."""
+        """The lines of code that apply the cure to the loader of a run that was rolled back to before the window."""
         way = "mask" if self.heeds_masks else "skip"
         return f"loader.{way}(samples={self.samples!r})" if self.samples else None
 
@@ -143,15 +144,15 @@ def prove(
     suspects: Mapping[str, Sequence[int]] | None = None,
     host: str | None = None,
 ) -> Proof:
-    """Find out whose fault the excess of some steps was.
+    """Determine the cause of an excess.
 
     Args:
         trials: over the window and the steps after it that are watched.
         window: the suspect steps.
         history: losses of the steps before.
         options: the rule.
-        looking: how suspects are looked for where none are given.
-        suspects: source → indices; None looks for them.
+        looking: how to find suspects if none are given.
+        suspects: source → indices; if None, they are searched for.
         host: the host that recorded the steps.
     """
     case = _Case(trials, window, history, options, same_host=host == socket.gethostname())
@@ -169,7 +170,7 @@ def prove(
             raise OrderError("a suspect was not in these steps", samples=sorted(wanted), steps=list(window))
     case.suspects = tuple(_suspect(trials, entry, levels) for entry in chosen)
     if case.excess.in_spreads(case.as_it_was) < looking.min_excess:
-        return case.close(Culprit.NOTHING, "the watched steps lie within the usual range of the loss")
+        return case.close(Culprit.NOTHING, "the loss of the watched steps is within its usual range")
     jump = case.rate_jump()
     if jump is not None:
         return case.close(Culprit.MODEL, jump)
@@ -179,7 +180,7 @@ def prove(
 
 
 class _Case:
-    """One proof in the making."""
+    """A proof in progress."""
 
     def __init__(
         self, trials: Trials, window: range, history: Sequence[float], options: ProofOptions, *, same_host: bool
@@ -199,14 +200,14 @@ class _Case:
         self.differs_at: int | None = None
 
     def compare_with_record(self) -> Proof | None:
-        """Hold A to the record; returns the verdict where that settles it."""
-        known = len(self.recorded)  # the steps after these were never made by the run itself
+        """Compare A with the record; return the verdict if that settles it."""
+        known = len(self.recorded)  # later steps were never done by the run itself
         made = [*self.trials.lead_in, *self.as_it_was][:known]
         found = compare(self.recorded, made)
         if found.rate_differs_at is not None:
             return self.close(
                 Culprit.UNKNOWN,
-                f"the learning rate of step {found.rate_differs_at} is not the recorded one: the program has changed, "
+                f"the learning rate of step {found.rate_differs_at} differs from the record: the program has changed, "
                 "or something outside it changed the rate",
             )
         if found.differs_at is None:
@@ -218,12 +219,12 @@ class _Case:
         place = (
             "on the host that recorded it: the fault was transient"
             if self.same_host
-            else "on another host: the recording host may have a persistent fault; replay there to tell"
+            else "on another host: the recording host may have a persistent fault; replay there to find out"
         )
-        return self.close(Culprit.MACHINE, f"step {again.differs_at} does not come out as recorded, {place}")
+        return self.close(Culprit.MACHINE, f"step {again.differs_at} does not match the record, {place}")
 
     def rate_jump(self) -> str | None:
-        """Say where the learning rate had left its usual range just before the excess."""
+        """Describe where the learning rate left its usual range just before the excess; None if it did not."""
         recorded = self.trials.rehearsal.recorded
         rates = {
             step: record["lr"]
@@ -237,7 +238,7 @@ class _Case:
         return None
 
     def try_without(self, suspects: Sequence[Sample], everyone: Sequence[Sample]) -> Proof:
-        """Make B and C, and apply the rule."""
+        """Run B and C, and apply the rule."""
         total = self.excess.of(self.as_it_was)
         names = {sample.name for sample in suspects}
         first = min(sample.step for sample in everyone if sample.name in names)
@@ -245,7 +246,7 @@ class _Case:
         self.without_suspects = self.trials.make(names, unlike=unlike)
         gone = (total - self.excess.of(self.without_suspects)) / total
         if gone < self.options.min_share and not self.trials.removes_rows:
-            # A masked sample that is not a number still reaches the gradient, as 0 x NaN: take its row out instead.
+            # A masked NaN still reaches the gradient, as 0 x NaN: remove its row instead.
             self.trials.removes_rows = True
             self.without_suspects = self.trials.make(names)
             gone = (total - self.excess.of(self.without_suspects)) / total
@@ -253,7 +254,7 @@ class _Case:
             return self.close(Culprit.MODEL, f"without the suspects {min(1.0, 1 - gone):.0%} of the excess remains")
         others = sorted({sample.name for sample in everyone} - names)
         if not others:
-            return self.close(Culprit.UNKNOWN, "every sample is suspect: there are none to compare them with")
+            return self.close(Culprit.UNKNOWN, "every sample is a suspect: there are none to compare them with")
         chance = random.Random(self.options.seed)
         for _ in range(max(1, min(self.options.draws, self._trials_left()))):
             self.without_random.append(self.trials.make(chance.sample(others, min(len(names), len(others)))))
@@ -266,7 +267,7 @@ class _Case:
         return self.close(Culprit.UNKNOWN, numbers)
 
     def _trials_left(self) -> int:
-        """Return how many more trials the cost of a proof allows."""
+        """Return how many more trials the step limit of a proof allows."""
         length = len(self.trials.steps)
         measured = -(-self.trials.samples_measured * len(self.window) // max(1, self.samples_in_window))
         allowed = MAX_COST * (len(self.trials.lead_in) + length)

@@ -1,7 +1,7 @@
-"""The processes of one run, and how they agree.
+"""The processes of one run, and their communication.
 
-The run has a process group of its own over gloo, so that what it exchanges never waits behind, or mixes with, the
-collectives of the training step.
+The run has its own gloo process group, so its messages never wait behind, or mix with, the collectives of the training
+step.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ T = TypeVar("T")
 MAX_WAIT_DAYS = 30
 
 STALE_STORE = (
-    "torchrun keeps one store for all its restarts, in which ranks that are started again may find the addresses of "
-    "the dead (torch 135712) and fail or hang: start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+    "torchrun keeps one store for all its restarts, in which restarted ranks may find the addresses of dead ones "
+    "(torch 135712) and fail or hang: start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 )
 
 
 class Exchange:
-    """Rows of numbers on their way: every rank gives one, every rank gets all."""
+    """A pending exchange of rows of numbers: every rank gives one, every rank gets all."""
 
     __slots__ = ("_table", "_work")
 
@@ -40,7 +40,7 @@ class Exchange:
         self._work = work
 
     def rows(self) -> list[list[float]]:
-        """Wait for the others' rows; returns one per rank."""
+        """Wait for the rows of all ranks; return one per rank."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -55,7 +55,7 @@ class Ranks:
     Attributes:
         rank: this process.
         world: how many there are.
-        group: their process group; None where there is only one.
+        group: their process group; None if there is only one process.
     """
 
     rank: int
@@ -64,13 +64,13 @@ class Ranks:
 
     @classmethod
     def joined(cls) -> Ranks:
-        """Join the others of ``torch.distributed``, or stand alone. All ranks must call it."""
+        """Join the other ranks of ``torch.distributed``, if any. All ranks must call it."""
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return cls(0, 1)
         return cls(dist.get_rank(), dist.get_world_size(), _new_group())
 
     def apart(self) -> Ranks:
-        """Return the same ranks with a process group of their own, for another thread. All ranks must call it."""
+        """Return the same ranks with a separate process group, for another thread. All ranks must call it."""
         return self if self.group is None else Ranks(self.rank, self.world, _new_group())
 
     @property
@@ -80,13 +80,13 @@ class Ranks:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What would keep the launcher from starting these ranks again, in words; known to rank 0."""
+        """What may keep the launcher from restarting these ranks, in words; only rank 0 knows."""
         restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
         is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return (STALE_STORE,) if self.world > 1 and self.is_first and restarts and is_shared else ()
 
     def first(self, action: Callable[[], T]) -> T:
-        """Let rank 0 act; every rank gets its result, or its error."""
+        """Run an action on rank 0; every rank gets its result, or its error."""
         if self.group is None:
             return action()
         outcome: list[Any] = [None]
@@ -96,7 +96,7 @@ class Ranks:
         return _unwrap([outcome[0]])[0]  # type: ignore[no-any-return]
 
     def each(self, action: Callable[[], T]) -> list[T]:
-        """Let every rank act; every rank gets all results, or the first error anyone had."""
+        """Run an action on every rank; every rank gets all results, or the first error."""
         if self.group is None:
             return [action()]
         outcomes: list[Any] = [None] * self.world
@@ -104,9 +104,9 @@ class Ranks:
         return _unwrap(outcomes)
 
     def exchange(self, row: Sequence[float]) -> Exchange:
-        """Begin to exchange a row of numbers with the other ranks, in one small all-reduce."""
-        table = torch.zeros((self.world, len(row)), dtype=torch.float64)
-        table[self.rank] = torch.tensor(row, dtype=torch.float64)
+        """Start exchanging a row of numbers with the other ranks, in one small all-reduce."""
+        table = torch.zeros((self.world, len(row)), dtype=torch.float64, device="cpu")
+        table[self.rank] = torch.tensor(row, dtype=torch.float64, device="cpu")
         if self.group is None:
             return Exchange(table, None)
         return Exchange(table, dist.all_reduce(table, group=self.group, async_op=True))

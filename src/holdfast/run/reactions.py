@@ -1,4 +1,4 @@
-"""What follows from findings: logged by who found them, shared, and acted on by all ranks together."""
+"""Reactions to findings: the rank that found one logs it; it is shared, and all ranks act on it together."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ PAUSE_POLL_SECONDS = 0.1
 
 
 class Reactions:
-    """Carries out a policy.
+    """The executor of a policy.
 
     Args:
-        attempt: the attempt whose findings they are.
+        attempt: the attempt that the findings belong to.
         folder: the run's folder.
         policy: what to do.
         alerts: where alerts go.
 
     Attributes:
-        waiting: findings of this rank that ask for more than the log.
+        waiting: findings of this rank that need more than logging.
     """
 
     def __init__(self, attempt: Attempt, folder: RunFolder, policy: Policy, alerts: Sequence[Alert]) -> None:
@@ -43,13 +43,13 @@ class Reactions:
 
     @property
     def wanted(self) -> Action:
-        """The most that this rank's new findings ask for."""
+        """The highest action that this rank's new findings ask for."""
         if not self.waiting:
             return Action.LOG
         return max(self._policy.action(finding["failure"], finding["severity"]) for finding in self.waiting)
 
     def note(self, findings: Sequence[dict[str, Any]]) -> None:
-        """Log this rank's findings; those that ask for more than that wait to be shared."""
+        """Log this rank's findings; those that need more than logging wait to be shared."""
         for finding in findings:
             action = self._policy.action(finding["failure"], finding["severity"])
             self._attempt.event("finding", **finding, action=action.name.lower())
@@ -57,12 +57,12 @@ class Reactions:
                 self.waiting.append(finding)
 
     def take(self) -> list[dict[str, Any]]:
-        """Return the findings that wait, and forget them."""
+        """Return the waiting findings, and clear them."""
         found, self.waiting = self.waiting, []
         return found
 
     def act(self, shared: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """Act on the findings of all ranks; returns the finding to roll back for, if there is one.
+        """Act on the findings of all ranks; return the finding to roll back for, if there is one.
 
         Raises:
             RunStoppedError: a finding stops the run.
@@ -83,14 +83,14 @@ class Reactions:
         return first if action is Action.ROLLBACK else None
 
     def alert(self, finding: dict[str, Any], *, here: bool = False) -> None:
-        """Send a finding once: by rank 0, or by this rank, and never if an earlier attempt has sent it."""
+        """Send a finding once: from rank 0, or with ``here`` from this rank; never if an earlier attempt sent it."""
         attempt = self._attempt
         if not (attempt.ranks.is_first or here):
             return
         sent = [event["finding"] for event in attempt.history.events if event["event"] == "alert"]
         if any(is_same(finding, earlier) for earlier in sent):
             return
-        # Noted before it is sent: a crash in between costs an alert, never sends two.
+        # Logged before it is sent: a crash in between loses an alert, but never sends it twice.
         attempt.note("alert", finding=finding)
 
         def note(target: str, error: str | None) -> None:
@@ -99,9 +99,9 @@ class Reactions:
         self._alerts.send({"run": str(self._folder.root), **finding}, note)
 
     def note_stall(self, stall: Mapping[str, Any]) -> None:
-        """Send an alert about a stall, where the policy asks for one; called by the watchdog's thread.
+        """Send an alert about a stall, if the policy asks for one; called by the watchdog's thread.
 
-        The loop is blocked, so nothing else can be done about it here; only one rank reports it.
+        The loop is blocked, so nothing else can be done here; only one rank reports it.
         """
         if self._policy.action(Failure.HANG.name, "critical") is Action.LOG or stall["speaker"] != stall["rank"]:
             return
@@ -155,5 +155,5 @@ class Reactions:
         attempt.event("continued", step=attempt.step)
 
     def close(self) -> None:
-        """Wait a little for alerts that are being sent."""
+        """Wait briefly for alerts that are being sent."""
         self._alerts.wait(10.0)

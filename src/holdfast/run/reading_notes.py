@@ -9,15 +9,15 @@ from holdfast.run.attempt import Attempt
 __all__ = ["EVERY_SECONDS", "ReadingNotes"]
 
 EVERY_SECONDS = 15.0
-"""Between two notes. A note is two or three hundred bytes per source, so it costs nothing, however short the steps."""
+"""Seconds between two notes. A note takes two or three hundred bytes per source, negligible however short the steps."""
 
 
 class ReadingNotes:
-    """Writes the counts of a loader; of one that has none, nothing.
+    """A writer of a loader's read counts, if it has any.
 
     Args:
-        attempt: whose log.
-        loader: whose counts; they begin at zero in every process.
+        attempt: the attempt whose log is written.
+        loader: the loader; its counts begin at zero in every process.
 
     Attributes:
         due: when the next note is due, on the monotonic clock.
@@ -32,7 +32,7 @@ class ReadingNotes:
         self._written: dict[str, Any] = {}
 
     def write(self) -> None:
-        """Write the counts, where they have changed."""
+        """Write the counts if they have changed."""
         if self._stats is None:
             return
         self.due = self._attempt.stopwatch.mark + EVERY_SECONDS

@@ -1,7 +1,7 @@
 """The writing end of the run log: one ``os.write`` per record, appended, never rewritten.
 
 A record that was written survives the death of the process; ``sync`` makes it survive the death of the machine. A
-write that fails half-way (a full disk) is taken back, so that the file always ends in whole lines.
+write that fails half-way (a full disk) is undone, so the file always ends with a complete line.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from holdfast.run_records import FORMAT_VERSION
 __all__ = ["FORMAT", "Recorder"]
 
 FORMAT = "run-log"
-# A page opens after the whole part that is being written was parsed, which takes a sixth of a second for this much;
-# compacted parts are read twenty times as fast. A million steps of twenty numbers make about forty of them.
+# A page opens once the part that is being written has been parsed, which takes a sixth of a second for this size;
+# compacted parts are read twenty times as fast. A million steps of twenty numbers make about forty parts.
 MAX_PART_BYTES = 16 << 20
 
 
@@ -30,11 +30,11 @@ class Recorder:
 
     Args:
         folder: the run's folder.
-        rank: whose log this is.
+        rank: the rank that writes it.
         attempt: the number of this attempt, from 1.
-        header: what the first line of every part says besides its format, rank and attempt.
+        header: the fields of every part's first line besides its format, rank and attempt.
         head: the digest of the last line of this rank's log so far.
-        max_part_bytes: a new part is begun, at the next ``sync``, beyond this size.
+        max_part_bytes: beyond this size a new part is started at the next ``sync``.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Recorder:
         self._attempt = attempt
         self._header = dict(header)
         self._max_part_bytes = max_part_bytes
-        self._lock = threading.RLock()  # the watchdog writes too; a new part is begun under it
+        self._lock = threading.RLock()  # the watchdog writes too; also held while starting a new part
         self._head = head.encode()
         self._descriptor = -1
         self._size = 0
@@ -78,7 +78,7 @@ class Recorder:
         self.write_encoded(encode(fields)[:-1].encode())
 
     def write_encoded(self, body: bytes) -> None:
-        """Append one record that is JSON already, but for its closing brace.
+        """Append one record that is already encoded as JSON, without its closing brace.
 
         Raises:
             RunWriteError: the disk is full or gone; nothing of the record is left in the file.
@@ -96,7 +96,7 @@ class Recorder:
             self._head = head
 
     def sync(self) -> None:
-        """Flush everything written to the disk; begin a new part where this one has grown large."""
+        """Flush everything written to the disk; start a new part if this one has grown large."""
         with self._lock:
             try:
                 os.fsync(self._descriptor)

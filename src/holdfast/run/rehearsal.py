@@ -1,8 +1,8 @@
-"""Rehearsals: recorded steps run again with the program's own step function, without a trace in the run.
+"""Rehearsals: recorded steps re-run with the program's own step function, without leaving a trace in the run.
 
-The step function holds on to its own model and optimizer, so a rehearsal borrows them: everything is copied aside, a
-checkpoint is put in its place, steps are made, and at the end everything is put back bit for bit, generators and
-loader included. The run's files are only read. Replay, blame and proof are built on this.
+The step function has references to its own model and optimizer, so a rehearsal borrows them: everything is copied, a
+checkpoint is loaded in its place, steps are made, and at the end everything is put back bit for bit, including
+generators and loader. The run's files are only read. Replay, blame and proof are built on this.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Held:
         self._loader_place = self._place_of_loader()
 
     def _place_of_loader(self) -> tuple[Any, int]:
-        """Return what shows that a loader has not moved; something new every time for one that cannot tell."""
+        """Return a value that changes when the loader moves; always a new one if the loader cannot tell."""
         loader = self._components.loader
         return (loader.schedule, loader.step) if self._components.has_order else (object(), 0)
 
     def put_back(self) -> None:
-        """Put everything back as it was, as often as needed."""
+        """Put everything back as it was; may be called repeatedly."""
         model = self._components.model
         with torch.no_grad():
             for name, value in _tensors_of(model).items():
@@ -78,7 +78,7 @@ class Held:
         restore_optimizer(self._components.optimizers, parameter_names(model), tensors, rest)
         for part, state in self._states.values():
             part.load_state_dict(copy.deepcopy(state))
-        place = self._place_of_loader()  # the steps of a rehearsal ask for their batches by number
+        place = self._place_of_loader()  # rehearsed steps request their batches by number
         if place[0] is not self._loader_place[0] or place[1] != self._loader_place[1]:
             self._components.loader.load_state_dict(copy.deepcopy(self._loader))
             self._loader_place = self._place_of_loader()
@@ -86,7 +86,7 @@ class Held:
 
 
 def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return every parameter and buffer, those that are not saved included."""
+    """Return every parameter and buffer, including those that are not saved."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
@@ -95,7 +95,7 @@ class Rehearsal:
 
     Attributes:
         components: the borrowed parts; a counterfactual masks or skips samples of ``components.loader``.
-        checkpoint: what it began from.
+        checkpoint: the checkpoint it began from.
         ranks: the processes that make the steps together.
         step: the next step.
     """
@@ -117,7 +117,7 @@ class Rehearsal:
         self._accumulate = accumulate
         self._on_step = on_step
         self._cures = cures_since(log.events(), checkpoint.step)
-        # The newest state of the stream says of every batch what it held, those after a later cure included.
+        # The newest state of the stream gives the content of every batch, including those after a later cure.
         self._stream = next((event["state"] for event in reversed(log.events("stream"))), None)
         self._recorded = {record["step"]: record for record in log.steps(ranks.rank)}
         self._gauge = Gauge(components.model, components.optimizers, grad_norm=True, stats_every=1)
@@ -141,29 +141,29 @@ class Rehearsal:
         self._transform: Callable[[int, Any], Any] | None = None  # changes a batch, given its number
 
     def _apply_cures(self) -> None:
-        """Do differently what the run did differently from this step on."""
+        """Apply the cures that the run applied from this step on."""
         for cure in self._cures.get(self.step, ()):
-            if self.components.has_order and self._stream is not None:  # the stream is as it became
+            if self.components.has_order and self._stream is not None:  # the newest stream state already includes them
                 cure = replace(cure, skip_batches=None, mask_batches=None, skip_samples={}, mask_samples={})
             cure.apply(self.components, self._discard)
 
     def rewind(self) -> None:
-        """Go back to the checkpoint, from memory; masks and skips made since are forgotten."""
+        """Go back to the checkpoint, from memory; masks and skips made since then are dropped."""
         self._start.put_back()
         self.step, self._batch = self._first
         self._iterator = None
         self._transform = None
 
     def recorded(self, step: int) -> Record | None:
-        """Return what the run's log says of a step; None if it was never made."""
+        """Return the run's record of a step; None if the step was never done."""
         return self._recorded.get(step)
 
     def take_step(self, *, layers: bool = False, batch: Any = None) -> Record:
-        """Make the next step; returns its record as the log would have it, but for its times.
+        """Make the next step; return its record as in the log, but without its times.
 
         Args:
-            layers: measure every layer's gradient and weights too.
-            batch: make it of this batch alone, instead of the run's own.
+            layers: also measure every layer's gradient and weights.
+            batch: use this batch alone, instead of the run's own.
         """
         if self.step > self._first[0]:
             self._apply_cures()
@@ -184,13 +184,13 @@ class Rehearsal:
         return record.fields()
 
     def run_to(self, step: int) -> list[Record]:
-        """Make steps until this one is next; returns their records."""
+        """Make steps until this one is next; return their records."""
         if step < self.step:
             raise RunError("a rehearsal only goes forward", step=step, next_step=self.step, hint="rewind it first")
         return [self.take_step() for _ in range(step - self.step)]
 
     def _next_batches(self, known: Record | None) -> list[Any]:
-        """Return the batches of the next step: those that were recorded, or as many as a step takes."""
+        """Return the batches of the next step: those that were recorded, or as many as a step normally takes."""
         batches: list[Any] = []
         while self._batch < known["batches"][1] if known is not None else len(batches) < self._accumulate:
             number, self._batch = self._batch, self._batch + 1
@@ -200,7 +200,7 @@ class Rehearsal:
         return batches
 
     def _next_of_pass(self) -> Any:
-        """Return the next batch of a loader that can only go on; a pass that ends is followed by another."""
+        """Return the next batch of a loader that can only move forward; after the end of a pass another one begins."""
         loader = self.components.loader
         if self._iterator is None:
             self._iterator = begin_pass(loader, begun=self._within_pass)

@@ -1,8 +1,8 @@
-"""Replay: recorded steps run again, and compared with the recorded bits of loss and gradient norm.
+"""Replay: recorded steps re-run, and compared with the recorded bits of loss and gradient norm.
 
-Where replays of the same steps agree with each other, the machine computes the same bits every time, and any difference
-from the record is real. Where they do not, a difference is compared with how far replays differ from each other:
-the measured null. The report says which of the two was used.
+If replays of the same steps agree with each other, the machine computes the same bits every time, and any difference
+from the record is real. If they do not, a difference is compared with how far replays differ from each other: the
+measured null. The report says which of the two was used.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from holdfast.run.run_log import Record
 __all__ = ["Replay", "StepComparison", "compare", "replay"]
 
 NULL_FACTOR = 10.0
-"""A difference counts where it exceeds the largest difference between replays this many times: a few replays see only
-part of how far rounding can carry, and faults that matter exceed it by orders of magnitude."""
+"""A difference counts if it is more than this many times the largest difference between replays: a few replays show
+only part of the effect of rounding, and faults that matter exceed it by orders of magnitude."""
 COMPARED = ("loss", "grad_norm")
 
 
@@ -41,16 +41,16 @@ class StepComparison:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of a replay.
+    """The result of a replay.
 
     Attributes:
-        steps: every step from the first to the last that was asked for.
-        began_at: the step of the checkpoint it began from; the steps between are compared too.
-        bitwise: whether replays agree bit for bit, so that bits were compared; else the tolerance was.
-        tolerance: the largest difference that is put down to rounding; 0 where bits were compared.
-        differs_at: the first step that is not as recorded, on any rank; None if all are.
-        rate_differs_at: the first step with another learning rate: the program is not the one that ran.
-        steps_made: how many steps it cost.
+        steps: every requested step, from the first to the last.
+        began_at: the step of the checkpoint it began from; the steps in between are compared too.
+        bitwise: whether replays agree bit for bit, so that bits were compared; otherwise the tolerance was used.
+        tolerance: the largest difference attributed to rounding; 0 if bits were compared.
+        differs_at: the first step that differs from the record, on any rank; None if none does.
+        rate_differs_at: the first step with another learning rate: the program is not the one that made the run.
+        steps_made: how many steps were made.
     """
 
     steps: tuple[StepComparison, ...]
@@ -67,13 +67,13 @@ class Replay:
 
 
 def replay(rehearsal: Rehearsal, steps: range, *, null_replays: int = 2) -> Replay:
-    """Make steps again from a rehearsal's checkpoint and compare them with the record.
+    """Re-run steps from a rehearsal's checkpoint and compare them with the record.
 
     Args:
         rehearsal: begun at or before the first step.
-        steps: which steps are asked for.
-        null_replays: how many further replays measure how far replays differ from each other, where the first is not
-            as recorded.
+        steps: the requested steps.
+        null_replays: how many further replays measure how far replays differ from each other, if the first differs
+            from the record.
     """
     if steps.step != 1 or not steps:
         raise ConfigError("the steps to replay must be consecutive", steps=[steps.start, steps.stop, steps.step])
@@ -81,7 +81,7 @@ def replay(rehearsal: Rehearsal, steps: range, *, null_replays: int = 2) -> Repl
     made = rehearsal.run_to(steps.stop)
     nulls: list[list[Record]] = []
     differs = not all(_bits_equal(*pair) for pair in zip(recorded, made, strict=True))
-    if any(rehearsal.ranks.each(lambda: differs)):  # steps are made by all ranks together, or by none
+    if any(rehearsal.ranks.each(lambda: differs)):  # all ranks make steps together, or none does
         for _ in range(null_replays):
             rehearsal.rewind()
             nulls.append(rehearsal.run_to(steps.stop))
@@ -96,16 +96,16 @@ def replay(rehearsal: Rehearsal, steps: range, *, null_replays: int = 2) -> Repl
 
 
 def recorded_steps(rehearsal: Rehearsal, steps: range) -> list[Record]:
-    """Return what the log says of these steps.
+    """Return the records of these steps.
 
     Raises:
-        RunError: one of them was never made.
+        RunError: one of them was never done.
     """
     found: list[Record] = []
     for step in steps:
         record = rehearsal.recorded(step)
         if record is None:
-            raise RunError("the run has not made this step", step=step, hint="`holdfast runs` says how far it is")
+            raise RunError("the run has not made this step", step=step, hint="see its progress with `holdfast runs`")
         found.append(record)
     return found
 
@@ -136,20 +136,20 @@ def _comparison(recorded: Record, made: Record) -> StepComparison:
         grad_norm_recorded=recorded.get("grad_norm"),
         grad_norm=made.get("grad_norm"),
         bits_equal=_bits_equal(recorded, made),
-        # A step that a gradient scaler left out has none.
+        # A step that a gradient scaler skipped has none.
         rate_equal="lr" not in recorded or "lr" not in made or recorded["lr"] == made["lr"],
         difference=_difference(recorded, made),
     )
 
 
 def _bits_equal(one: Record, other: Record) -> bool:
-    # A log may have been made without gradient norms: only what both hold can be compared.
+    # A log may lack gradient norms: only what both have can be compared.
     names = [f"{name}_bits" for name in COMPARED if f"{name}_bits" in one and f"{name}_bits" in other]
     return all(one[name] == other[name] for name in names)
 
 
 def _difference(one: Record, other: Record) -> float:
-    """Return the largest relative difference; infinite where only one of the two is a finite number."""
+    """Return the largest relative difference; infinite if only one of the two is finite."""
     largest = 0.0
     for name in COMPARED:
         a, b = one.get(name), other.get(name)

@@ -1,6 +1,6 @@
-"""Rollback: back to the last good checkpoint before the onset, around what is suspected, and on.
+"""Rollback: go back to the last good checkpoint before the onset, and continue around the suspects.
 
-A rollback is two records. ``rollback`` says what was decided and is on disk before anything is touched; ``rolled_back``
+A rollback is two records. ``rollback`` says what was decided and is on disk before anything is changed; ``rolled_back``
 says that it is done. A crash in between, or before the next checkpoint, loses nothing: the next attempt finds the
 decision in the log and carries it out again.
 """
@@ -23,18 +23,18 @@ __all__ = ["RollbackOptions", "roll_back"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackOptions:
-    """How a run rolls back where its policy says ``"rollback"``.
+    """How a run rolls back when its policy says ``"rollback"``.
 
     Args:
         cure: ``"window"`` leaves out the batches from the onset to where it was found; ``"mask"`` keeps them in place
             with every sample marked invalid; ``"prove"`` leaves out the samples that a proof finds guilty,
-            and nothing else (the run needs ``train_step``); ``"none"`` does the same steps again; a function is given
+            and nothing else (the run needs ``train_step``); ``"none"`` repeats the same steps; a function receives
             the finding and the suspect batches, and returns a ``Cure``.
         before: this many steps before the onset are suspect too.
         after: this many batches after the one at which it was found are suspect too. Each further rollback to the
             same checkpoint doubles the suspect window.
         rate_scale: multiply the learning rate by this after a rollback.
-        max_rollbacks: how many rollbacks a run may make, over all attempts; then it stops.
+        max_rollbacks: maximum number of rollbacks over all attempts; then the run stops.
     """
 
     cure: Literal["window", "mask", "prove", "none"] | Callable[[Mapping[str, Any], tuple[int, int]], Cure] = "window"
@@ -49,7 +49,7 @@ class RollbackOptions:
         check_fields(self, may_be_zero=("before", "after", "max_rollbacks"))
 
     def cure_for(self, finding: Mapping[str, Any], suspects: tuple[int, int]) -> Cure:
-        """Return what to do differently about the suspect batches."""
+        """Return the cure for the suspect batches."""
         if callable(self.cure):
             return self.cure(finding, suspects)
         return Cure(
@@ -69,7 +69,7 @@ def roll_back(
     """Restore the last good checkpoint before the onset and apply the cure; all ranks call it.
 
     Raises:
-        RollbackError: there is no such checkpoint, or the run has rolled back too often.
+        RollbackError: there is no such checkpoint, or the run has rolled back too many times.
     """
     events = attempt.history.events
     made = sum(event["event"] == "rollback" for event in events)
@@ -79,7 +79,7 @@ def roll_back(
             rollbacks=made,
             finding=finding["failure"],
             step=attempt.step,
-            hint="look at its findings with `holdfast debug`, or raise max_rollbacks",
+            hint="examine its findings with `holdfast debug`, or raise max_rollbacks",
         )
     onset = max(0, min(int(finding["onset"]) - options.before, attempt.step))
     try:

@@ -1,4 +1,4 @@
-"""``Run``: a training loop that is recorded, saved, resumed, watched and, where asked, rolled back."""
+"""``Run``: a training loop that is recorded, saved, resumed, monitored and, on request, rolled back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from holdfast.arguments import check_path, check_type, is_function, whole_number
 from holdfast.debug.online import OnlineDebugger
-from holdfast.errors import ConfigError, RunError
+from holdfast.errors import ConfigError, HoldfastError, RunError
 from holdfast.run.alerts import Alert
 from holdfast.run.attempt import begin, open_attempt
 from holdfast.run.blame import Blame, BlameOptions
@@ -43,31 +43,31 @@ __all__ = ["Run"]
 class Run:
     """A training run in a folder.
 
-    Starting the same program again continues where the newest good checkpoint was taken. Nothing is touched until the
-    first batch is asked for, or ``resume`` is called. A loop that runs to its end closes the run, unless it is inside
-    ``with``, whose end does; a run that was left with ``break`` is closed with ``close``, or when the program ends.
+    Starting the same program again continues from the newest good checkpoint. Nothing is touched until the first batch
+    is requested, or ``resume`` is called. A loop that runs to its end closes the run, unless it is inside ``with``,
+    which closes it at the end of the block; a run left with ``break`` is closed by ``close``, or when the program ends.
 
     Args:
         folder: where the run lives; everything about it is in there.
         model: what is trained, as it is trained (wrapped by DDP, FSDP, ``torch.compile`` or not).
         loader: where batches come from: a ``StreamingShardLoader``, or any iterable with a state.
-        optimizer: what trains the model; one or several.
+        optimizer: one optimizer or several.
         scheduler: anything with a state.
         scaler: a gradient scaler.
         metrics: a ``MetricsAggregator``.
         parts: anything else with a state, by name (averaged weights, a curriculum).
-        train_step: makes a step of a batch and returns its loss, or a mapping with ``loss`` in it. With it the run can
-            ``train`` by itself, and its steps can be replayed, blamed and proven.
-        accumulate: batches per step of ``train_step``; with more than one it is given a list of them.
-        steps: how many steps there are in all, over all attempts; None ends with the data.
-        config: whatever describes the run; written to the log.
-        fresh: begin again at step 0 and move the run that is there aside.
-        monitor: watch the series with the default detectors, with an ``OnlineDebugger`` of your own, or not at all.
+        train_step: makes a step from a batch and returns its loss, or a mapping that contains ``loss``. With it the run
+            can ``train`` by itself, and its steps can be replayed, blamed and proven.
+        accumulate: batches per step of ``train_step``; if more than one, it receives a list of them.
+        steps: the total number of steps, over all attempts; None ends with the data.
+        config: anything that describes the run; written to the log.
+        fresh: start over at step 0 and move the existing run aside.
+        monitor: watch the series with the default detectors, with your own ``OnlineDebugger``, or not at all.
         on_finding: what to do about findings: ``"log"``, ``"alert"``, ``"pause"``, ``"stop"`` or ``"rollback"``, or a
             table by failure and severity; see ``Policy``.
         alerts: where alerts go: functions, ``WebhookAlert``, ``OpenTelemetryAlert``.
         rollback: how to roll back.
-        options: how it records, saves and watches.
+        options: how it records, saves and monitors.
 
     Example:
         >>> run = Run("runs/exp7", model=model, optimizer=optimizer, loader=loader)  # doctest: +SKIP
@@ -135,19 +135,19 @@ class Run:
             self._rollback = replace(self._rollback, cure=proven_cure(self))
         self._loop: Loop | None = None
         self._entered = False
-        self._last_place: tuple[int, int] | None = None  # steps done and batches taken when it was closed
+        self._last_place: tuple[int, int] | None = None  # steps done and batches taken at the time it was closed
         self._finalizer: weakref.finalize[[Loop], Run] | None = None
         self.ended: str | None = None
         """Why the run ended by itself: ``"time limit"`` or ``"stopped"``; None otherwise."""
 
-    # --- where it stands -------------------------------------------------------------------------------------------
+    # --- where it is -----------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return f"holdfast.Run({str(self.folder.root)!r})"
 
     @property
     def step_number(self) -> int:
-        """The next step: how many are done; of a run that has not begun, how many its newest checkpoint holds."""
+        """The next step: how many are done; before the run has begun, the step of its newest checkpoint."""
         if self._loop is not None:
             return self._loop.step_number
         if self._last_place is not None:
@@ -156,13 +156,13 @@ class Run:
 
     @property
     def log(self) -> RunLog:
-        """The run's log, as far as it is written."""
+        """The run's log, as far as it has been written."""
         return RunLog(self.folder.root)
 
     def resume(self) -> int:
-        """Continue from the newest good checkpoint; returns the next step.
+        """Continue from the newest good checkpoint; return the next step.
 
-        Called by itself when the first batch is asked for; calling it again does nothing. All ranks call it.
+        Called automatically when the first batch is requested; calling it again does nothing. All ranks call it.
         """
         return self._open().attempt.step
 
@@ -193,7 +193,7 @@ class Run:
         if self._entered:
             return
         made = self.step_number
-        self.close()  # nothing is left to do, and nobody else would say that it has ended
+        self.close()  # nothing is left to do, and nothing else would mark the run as ended
         if self.steps is not None and made < self.steps and self.ended is None:
             warnings.warn(
                 f"the data has ended after {made} of {self.steps} steps; iterate inside `with run:` for several passes",
@@ -202,11 +202,11 @@ class Run:
             )
 
     def step(self, loss: Any = None, *, grad_norm: Any = None, **metrics: Any) -> None:
-        """Say that a step is done.
+        """Report that a step is done.
 
         Args:
             loss: its loss; a tensor is read only when the next step has begun.
-            grad_norm: the norm of its gradient before clipping, where the program has it; else it is measured as the
+            grad_norm: the norm of its gradient before clipping, if the program has it; otherwise it is measured as the
                 optimizer sees it.
             **metrics: any other numbers.
         """
@@ -215,7 +215,7 @@ class Run:
         self._loop.step(loss, grad_norm, metrics)
 
     def train(self, steps: int | None = None) -> None:
-        """Train with ``train_step`` until the data ends, or until this many steps are done in all."""
+        """Train with ``train_step`` until the data ends, or until this many steps are done in total."""
         if self._train_step is None:
             raise ConfigError("the run has no step function", hint="pass train_step= to Run")
         if steps is not None:
@@ -231,9 +231,9 @@ class Run:
 
     @contextlib.contextmanager
     def evaluating(self, name: str = "evaluation") -> Iterator[Evaluation]:
-        """Keep an evaluation out of the training series, in its own bucket of time; generators are put back after it.
+        """Keep an evaluation out of the training series, in its own bucket of time; generators are restored after it.
 
-        Nothing is restored for it: it evaluates what is in memory.
+        No checkpoint is loaded for it: it evaluates what is in memory.
 
         Yields:
             an ``Evaluation``, whose ``record(loss=…)`` writes its figures to the log.
@@ -253,7 +253,7 @@ class Run:
 
     @contextlib.contextmanager
     def _evaluating_afterwards(self, evaluation: Evaluation) -> Iterator[None]:
-        """Record an evaluation of a run that is closed, as an attempt that makes no step."""
+        """Record an evaluation of a closed run, as an attempt without steps."""
         if self._last_place is None:
             raise RunError("the run has not begun", hint="call run.resume() first: it restores the run's own weights")
         step, batch = self._last_place
@@ -273,14 +273,14 @@ class Run:
 
     @contextlib.contextmanager
     def rehearsing(self, step: int, *, on_step: Callable[[], None] | None = None) -> Iterator[Rehearsal]:
-        """Make recorded steps again from the newest good checkpoint at or before a step; the run stays as it is.
+        """Re-run recorded steps from the newest good checkpoint at or before a step; the run stays as it is.
 
         Args:
-            step: where to begin at the latest.
+            step: the latest step to begin at.
             on_step: called after every re-run step.
 
         Yields:
-            a ``Rehearsal``, whose ``take_step()`` returns a step's record as the log would have it.
+            a ``Rehearsal``, whose ``take_step()`` returns a step's record as in the log.
         """
         loop = self._loop
         with contextlib.ExitStack() as stack:
@@ -302,10 +302,10 @@ class Run:
     # --- looking back ----------------------------------------------------------------------------------------------
 
     def replay(self, steps: range, *, on_step: Callable[[], None] | None = None) -> Replay:
-        """Make recorded steps again and hold them to the recorded bits; the run stays as it is.
+        """Re-run recorded steps and compare them with the recorded bits; the run stays as it is.
 
         Args:
-            steps: which steps.
+            steps: the steps to replay.
             on_step: called after every re-run step, as in ``blame`` and ``prove``.
         """
         return replay_steps(self, steps, on_step=on_step)
@@ -313,7 +313,7 @@ class Run:
     def blame(
         self, step: int, *, options: BlameOptions | None = None, on_step: Callable[[], None] | None = None
     ) -> Blame:
-        """Name the samples behind a jump of the loss at a step, if there are any; the run stays as it is."""
+        """Find the samples behind a jump of the loss at a step, if there are any; the run stays as it is."""
         return blame_step(self, step, options, on_step=on_step)
 
     def prove(
@@ -325,19 +325,19 @@ class Run:
         looking: BlameOptions | None = None,
         on_step: Callable[[], None] | None = None,
     ) -> Proof:
-        """Say whose fault a jump of the loss at a step was: machine, samples, or model and optimizer.
+        """Determine what caused a jump of the loss at a step: machine, samples, or model and optimizer.
 
         Args:
             step: where the loss jumped.
-            samples: the suspects, as source → indices; None looks for them.
+            samples: the suspects, as source → indices; if None, they are searched for.
             options: the rule of the proof.
-            looking: how suspects are looked for.
+            looking: how to find suspects.
             on_step: called after every re-run step.
         """
         return prove_step(self, step, samples=samples, options=options, looking=looking, on_step=on_step)
 
     def _repr_html_(self) -> str | None:
-        """Show the run's page in a notebook; nothing but the name where nothing is recorded yet."""
+        """Show the run's page in a notebook; only the name if nothing is recorded yet."""
         from holdfast.page.notebook import framed_run
 
         return framed_run(self.folder.root)
@@ -345,7 +345,7 @@ class Run:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write what is left, close the log and let the folder go; closing twice is harmless."""
+        """Write the remaining steps, close the log and release the folder; closing twice is harmless."""
         loop, self._loop = self._loop, None
         if loop is not None:
             self.ended = loop.ended
@@ -374,8 +374,11 @@ def _make_monitor(monitor: bool | OnlineDebugger) -> Monitor | None:
 
 
 def _let_go(loop: Loop) -> None:
-    """Close the loop of a run that nobody holds any more, or whose program ends.
+    """Close the loop of a run that is no longer referenced, or whose program ends.
 
-    Ranks that are still there would be waited for: their save under way is left to end by itself.
+    This does not wait for a save under way, which would wait for the other ranks: it is left to end by itself.
     """
-    loop.close(wait=loop.attempt.ranks.world == 1)
+    try:
+        loop.close(wait=loop.attempt.ranks.world == 1)
+    except (HoldfastError, OSError) as error:  # nobody can catch it here
+        warnings.warn(f"the run was not closed properly: {error}", RuntimeWarning, stacklevel=1)

@@ -1,4 +1,4 @@
-"""What a ``Run`` is given: checked where it is passed, so that nothing fails in the middle of a start."""
+"""The arguments of a ``Run``, checked when they are passed, so that nothing fails in the middle of a start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def as_list(optimizer: Any) -> list[torch.optim.Optimizer]:
     is_one = hasattr(optimizer, "param_groups") or not isinstance(optimizer, Iterable)
     found = [optimizer] if is_one else list(optimizer)
     for each in found:
-        # A wrapper of an optimizer, as trainers have them, does as well.
+        # Wrapped optimizers, as trainers use them, are accepted too.
         check_type("optimizer", each, lambda one: hasattr(one, "param_groups"), "a torch optimizer, or a list of them")
     return found
 
@@ -35,7 +35,7 @@ def is_model(value: Any) -> bool:
 
 
 def other_parts(parts: Mapping[str, Stateful]) -> Mapping[str, Stateful]:
-    """Return the program's own parts; refuses names that the run has for its own."""
+    """Return the program's own parts; raise for names that the run reserves."""
     for name in ("scheduler", "scaler", "monitor"):
         if name in parts:
             raise ConfigError("this name is reserved", part=name, hint=f"pass {name}= to Run, or choose another name")
@@ -43,7 +43,7 @@ def other_parts(parts: Mapping[str, Stateful]) -> Mapping[str, Stateful]:
 
 
 def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration; refuses what the log could not hold."""
+    """Return the configuration; raise if it cannot be written to the log."""
     made = dict(config)
     try:
         encode(made)
@@ -55,5 +55,5 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def are_functions(values: Any) -> bool:
-    """Return whether these are functions, none or several."""
+    """Return whether these are functions, any number of them."""
     return isinstance(values, Iterable) and not isinstance(values, str) and all(map(callable, values))

@@ -1,7 +1,7 @@
-"""The reading end of the run log: every attempt of every rank, rollbacks and restarts applied, the chain checked.
+"""The reading end of the run log: all attempts of all ranks, with rollbacks and restarts applied and the chain checked.
 
-Reading needs no torch and takes no lock: a log can be read while it is written. A line that a crash left unfinished is
-not part of the log.
+Reading needs neither torch nor a lock: a log can be read while it is being written. A line that a crash left unfinished
+is not part of the log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["ChainFault", "Record", "RunLog", "parsed", "read_lines"]
 
 @dataclass(frozen=True, slots=True)
 class ChainFault:
-    """A place at which the log is not as it was written."""
+    """A place at which the log differs from what was written."""
 
     file: str
     line: int
@@ -33,7 +33,7 @@ class ChainFault:
 
 
 def read_lines(file: LogFile) -> list[bytes]:
-    """Return the whole lines of a log file, compacted or not; what follows the last line break is left out."""
+    """Return the complete lines of a log file, compacted or not; anything after the last line break is left out."""
     try:
         return read_log_lines(file.path, within=file.folder)
     except RunLogError:
@@ -87,7 +87,7 @@ class RunLog:
 
     @property
     def ranks(self) -> list[int]:
-        """Every rank that ever wrote, in order."""
+        """Every rank that has written to the log, in order."""
         return sorted({file.rank for file in self.folder.log_files()})
 
     @property
@@ -96,7 +96,7 @@ class RunLog:
         return sorted({file.attempt for file in self.folder.log_files()})
 
     def records(self, rank: int = 0, *, attempt: int | None = None) -> Iterator[Record]:
-        """Yield every record of a rank as it was written, headers included, from the first attempt on."""
+        """Yield every record of a rank as it was written, including headers, from the first attempt on."""
         for file in self.folder.log_files(rank=rank):
             if attempt is None or file.attempt == attempt:
                 for number, line in enumerate(read_lines(file), start=1):
@@ -118,7 +118,7 @@ class RunLog:
     def steps(self, rank: int = 0) -> list[Record]:
         """Return the record of every step that counts, in order.
 
-        Steps that a restart or a rollback did again are there once, as they were done last.
+        Steps that were redone after a restart or a rollback appear once, as they were last done.
         """
         kept: dict[int, Record] = {}
         for record in self.records(rank):
@@ -135,23 +135,23 @@ class RunLog:
         return goodput_of(self.records(rank))
 
     def verify(self) -> list[ChainFault]:
-        """Check the chain of every rank; returns every place at which the log is not as it was written.
+        """Check the chain of every rank; return every place at which the log differs from what was written.
 
         A checkpoint is saved after the records of its steps are on disk: one that is newer than the log shows that the
-        log's end was cut.
+        end of the log was cut off.
         """
         faults: list[ChainFault] = []
         ends: dict[tuple[int, int], str] = {}
         for rank in self.ranks:
             faults += _check_rank(self.folder.log_files(rank=rank), ends)
-        if not faults:  # only lines that are as they were written can be asked about others
+        if not faults:  # only an unchanged log can be used to check what is missing
             for file in self.folder.log_files(rank=0):
                 faults += _check_attempt(file, ends)
             faults += self._check_reach()
         return faults
 
     def _check_reach(self) -> Iterator[ChainFault]:
-        """Look for checkpoints that are newer than the log before them: on disk, or continued from by an attempt."""
+        """Find checkpoints that are newer than the log before them: on disk, or used by an attempt to continue."""
         reached, number, file = 0, 0, None
         for file in self.folder.log_files(rank=0):
             for number, line in enumerate(read_lines(file), start=1):
@@ -159,34 +159,36 @@ class RunLog:
                 if is_step(record):
                     reached = max(reached, record["step"] + 1)
                 elif record.get("event") == "start" and record["step"] > reached:
-                    reason = f"it continues at step {record['step']}, and the log before it ends at step {reached}"
+                    reason = f"it continues at step {record['step']}, but the log before it ends at step {reached}"
                     yield ChainFault(file.path.name, number, f"{reason}: its end was cut off")
                     return
         saved = max(self.folder.checkpoint_steps(), default=0)
-        if file is not None and saved > reached:
+        if file is None and saved:
+            yield ChainFault(self.folder.logs.name, 0, f"no log of rank 0 beside the checkpoint of step {saved}")
+        elif file is not None and saved > reached:
             reason = f"the checkpoint of step {saved} is newer than the log: its end was cut off"
             yield ChainFault(file.path.name, number, reason)
 
 
 def is_step(record: Record) -> bool:
-    """Return whether the record is that of a step."""
+    """Return whether the record is a step."""
     return "event" not in record and "step" in record
 
 
 def branch_step(record: Record) -> int | None:
-    """Return the step from which on earlier records no longer count, if this record says so."""
+    """Return the step from which on earlier records no longer count, if this record starts a new branch."""
     return record["step"] if record.get("event") in ("start", "rolled_back") else None
 
 
 def _check_rank(files: list[LogFile], ends: dict[tuple[int, int], str]) -> Iterator[ChainFault]:
-    """Check one rank's files; notes the digest each attempt ended with."""
+    """Check one rank's files; store the digest that each attempt ended with in ``ends``."""
     head = START
     for file in files:
         lines = read_lines(file)
         for number, line in enumerate(lines, start=1):
             parts = split_line(line)
             if parts is None:
-                yield ChainFault(file.path.name, number, "the line carries no digest")
+                yield ChainFault(file.path.name, number, "the line has no digest")
                 return
             body, digest = parts
             if number == 1:
@@ -195,27 +197,27 @@ def _check_rank(files: list[LogFile], ends: dict[tuple[int, int], str]) -> Itera
                     yield ChainFault(file.path.name, 1, "it does not follow the file before it: one is missing or cut")
                     return
                 if [header.get(name) for name in ("attempt", "rank", "part")] != [file.attempt, file.rank, file.part]:
-                    yield ChainFault(file.path.name, 1, "the file was renamed: it says that it is another")
+                    yield ChainFault(file.path.name, 1, "the file was renamed: its header names another file")
                     return
             if link(head, body) != digest:
                 yield ChainFault(file.path.name, number, "the line, or one before it, was changed")
                 return
             head = digest
         if file.is_compacted and not _columns_hold(file, lines):
-            yield ChainFault(file.path.name, 1, "the columns of the compacted file are not those of its lines")
+            yield ChainFault(file.path.name, 1, "the columns of the compacted file do not match its lines")
             return
         ends[file.rank, file.attempt] = head
 
 
 def _columns_hold(file: LogFile, lines: list[bytes]) -> bool:
-    from holdfast.run.compact import columns_of  # which reads logs itself
+    from holdfast.run.compact import columns_of  # imported here: it imports this module
 
     with CompactedFile(file.path, within=file.folder) as compacted:
         return compacted.says(columns_of(file, lines))
 
 
 def _header(line: bytes) -> Record:
-    """Return the first line of a file; nothing if it cannot be read."""
+    """Return the header in the first line of a file; empty if it cannot be read."""
     try:
         record = parse_json(line)
     except ValueError:
@@ -224,7 +226,7 @@ def _header(line: bytes) -> Record:
 
 
 def _check_attempt(file: LogFile, ends: dict[tuple[int, int], str]) -> Iterator[ChainFault]:
-    """Check what rank 0 noted at the start of an attempt about the ends of all ranks before it."""
+    """Check the digests that rank 0 recorded at the start of an attempt for the end of every rank's log before it."""
     lines = read_lines(file)
     if file.part or not lines:
         return

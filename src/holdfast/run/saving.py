@@ -1,8 +1,9 @@
-"""When a run saves, and what the log says about it."""
+"""When a run saves, and what it logs about it."""
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +19,13 @@ __all__ = ["Saving"]
 
 
 class Saving:
-    """Saves the run's checkpoints.
+    """The saving of a run's checkpoints.
 
     Args:
         attempt: the attempt that saves.
         components: what is saved.
         options: how often, and how many are kept.
-        on_hashes: told the step and every rank's hash of the parameters all ranks hold whole.
+        on_hashes: called with the step and every rank's hash of the parameters that all ranks hold whole.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Saving:
         self.every = options.save_every
         """Steps between saves; None for saves by time only."""
         self.seconds = 0.0
-        """How long the last save took, from its beginning to its end on disk."""
+        """How long the last save took, until it was on disk."""
 
     def is_time(self) -> bool:
         """Return whether enough time has passed since the last save, by this rank's clock."""
@@ -51,7 +52,7 @@ class Saving:
         return minutes is not None and time.monotonic() - attempt.saved_at >= 60 * minutes
 
     def save(self, reason: str, *, wait: bool = False) -> None:
-        """Save the state after the last step; all ranks call it, with every step written to the log."""
+        """Save the state after the last step; all ranks call it after writing every step to the log."""
         attempt = self._attempt
         self.wait()
         attempt.stopwatch.lap("step")
@@ -67,6 +68,7 @@ class Saving:
         attempt.recorder.sync()
         attempt.saved_step, attempt.saved_at = attempt.step, began
         try:
+            attempt.checkpoints.check_folder()
             state = self._components.collect(attempt.ranks, position)
             if self._options.save_in_background and not wait:
                 pending = attempt.checkpoints.save_in_background(state, attempt.step)
@@ -80,7 +82,7 @@ class Saving:
         self._note(attempt.step, reason, began, about)
 
     def poll(self) -> None:
-        """Note a save that has ended in the meantime."""
+        """Record a save that has ended in the meantime."""
         if self.under_way is not None and self.under_way[-1].done():
             self.wait()
 
@@ -123,6 +125,7 @@ class Saving:
         attempt.saved_step = -1
         attempt.stopwatch.lap("save")
         attempt.event("save_failed", step=step, error=str(error), failures=self._failed)
+        warnings.warn(f"no checkpoint of step {step}: {error}", RuntimeWarning, stacklevel=2)
         if self._failed >= self._options.max_failed_saves:
             if isinstance(error, HoldfastError):
                 raise error

@@ -1,8 +1,8 @@
-"""Everything a run continues from, in one checkpoint: model, optimizer, and what each rank keeps for itself.
+"""Everything needed to continue a run, in one checkpoint: model, optimizer, and the state of each rank.
 
-``model`` and ``optimizer`` are stored under their parameters' names, so that they load at any world size and outside
-holdfast too. Scheduler, scaler, loader, metrics, monitor, generators and the
-position are packed per rank under ``run``.
+``model`` and ``optimizer`` are stored under their parameters' names, so they load at any world size and outside
+holdfast too. Scheduler, scaler, loader, metrics, monitor, generators and the position are packed per rank under
+``run``.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _STATE = "optimizer.state."
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything whose state can be taken and put back."""
+    """An object whose state can be saved and restored."""
 
     def state_dict(self) -> Any:
         """Return the state."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Put a state back."""
+        """Restore a state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a checkpoint said besides the states it put back.
+    """What a checkpoint contains besides the restored states.
 
     Attributes:
         position: the run's own counters.
         world: how many ranks saved it.
-        notes: what could not be carried over exactly to another world size, in words.
+        notes: what could not be restored exactly at another world size, in words.
     """
 
     position: dict[str, Any]
@@ -66,7 +66,7 @@ class Components:
 
     Attributes:
         model: what is trained.
-        optimizers: what trains it.
+        optimizers: its optimizers.
         loader: where batches come from.
         metrics: a metrics aggregator, merged over ranks when the world size changes.
         parts: anything else with a state, by name: scheduler, scaler, monitor, a user's own.
@@ -81,11 +81,11 @@ class Components:
 
     @property
     def has_order(self) -> bool:
-        """Whether the loader computes its order, so that it resumes at any size and past batches can be asked for."""
+        """Whether the loader computes its order, so that it resumes at any world size and can return past batches."""
         return all(hasattr(self.loader, name) for name in ("batch_at", "samples_in", "skip", "schedule"))
 
     def check(self) -> None:
-        """Refuse parts that have no state."""
+        """Raise if a part has no state."""
         stateful: dict[str, Any] = {"loader": self.loader, **self.parts}
         if self.metrics is not None:
             stateful["metrics"] = self.metrics
@@ -118,7 +118,7 @@ class Components:
         return {"model": model, "optimizer": {"state": tensors}, "run": {_key(ranks.rank): packed}}
 
     def restore(self, path: Path, ranks: Ranks) -> Restored:
-        """Put everything back from a checkpoint, at this world size."""
+        """Restore everything from a checkpoint, at this world size."""
         names = parameter_names(self.model)
         entries = ParallelFileSystemReader(path).read_metadata().state_dict_metadata
         stored = {name.removeprefix(_STATE): about for name, about in entries.items() if name.startswith(_STATE)}
@@ -128,7 +128,7 @@ class Components:
             "optimizer": {"state": lay_out_optimizer(self.optimizers, names, stored)},
             "run": {_key(rank): kept[rank] for rank in kept},
         }
-        # What other ranks keep for themselves is not asked for, which is meant.
+        # The state of other ranks is deliberately not loaded.
         load(state, path, process_group=ranks.group, warn_not_loaded=False)
         saved = {rank: unpack(packed) for rank, packed in kept.items()}
         own = saved[ranks.rank] if ranks.rank in saved else saved[0]
@@ -138,14 +138,14 @@ class Components:
         return self._restore_own(saved, own, ranks, notes)
 
     def _lay_out_own(self, sizes: dict[int, int], ranks: Ranks, path: Path) -> dict[int, torch.Tensor]:
-        """Return room for what this rank needs of what the ranks kept for themselves."""
+        """Return empty tensors for the per-rank states that this rank needs."""
         if 0 not in sizes:
             raise RunMismatchError("the checkpoint was not made by a run", path=str(path))
         same = len(sizes) == ranks.world
         wanted = {ranks.rank} if same else {0, *([ranks.rank] if ranks.rank in sizes else [])}
         if not same and ranks.is_first and self.metrics is not None:
             wanted = set(sizes)
-        return {rank: torch.empty(sizes[rank], dtype=torch.uint8) for rank in wanted}
+        return {rank: torch.empty(sizes[rank], dtype=torch.uint8, device="cpu") for rank in wanted}
 
     def _restore_own(
         self, saved: dict[int, dict[str, Any]], own: dict[str, Any], ranks: Ranks, notes: list[str]
@@ -160,13 +160,17 @@ class Components:
                 hint="start with the same number of ranks, or read through a StreamingShardLoader",
             )
         self.loader.load_state_dict(own["loader"])
+        if not own["position"].get("passing", False) and not self.has_order:
+            # Between passes torchdata's loader makes an iterator when asked for its state, and draws from the global
+            # generator for it. The saved run asked, so this one asks too: both begin the next pass from the same place.
+            self.loader.state_dict()
         for name, part in self.parts.items():
             if f"part/{name}" in own:
                 part.load_state_dict(own[f"part/{name}"])
             else:
-                notes.append(f"the checkpoint holds no state of {name}: it starts from nothing")
+                notes.append(f"the checkpoint holds no state of {name}: it keeps its initial state")
         notes += [
-            f"the program no longer has the part {name}: checkpoints from here on do not hold it"
+            f"the program no longer has the part {name}: later checkpoints will not contain it"
             for name in (key.removeprefix("part/") for key in own if key.startswith("part/"))
             if name not in self.parts
         ]
@@ -175,7 +179,7 @@ class Components:
         if ranks.rank in saved:
             restore_generators(own["generators"])
         else:
-            notes.append(f"rank {ranks.rank} is new: its generators are as the program seeded them")
+            notes.append(f"rank {ranks.rank} is new: its generators keep the program's seeds")
         return Restored(own["position"], world, tuple(notes))
 
     def _restore_metrics(self, saved: dict[int, dict[str, Any]], world: int, ranks: Ranks) -> None:
@@ -190,7 +194,7 @@ class Components:
 
 
 def move_loader(loader: Any, step: int) -> None:
-    """Let a loader that computes its order continue from another step of its own schedule."""
+    """Move a loader that computes its order to another step of its own schedule."""
     position = loader.schedule.delivered_before(step)
     epoch = loader.order.epoch_of(position)
     loader.restore_from_checkpoint(replace(loader.get_checkpoint(), step=step, position=position, epoch=epoch))
@@ -201,7 +205,7 @@ def _key(rank: int) -> str:
 
 
 def _packed_sizes(entries: Mapping[str, Any]) -> dict[int, int]:
-    """Return how many bytes each rank of the checkpoint keeps for itself."""
+    """Return the size in bytes of each rank's own state in the checkpoint."""
     found: dict[int, int] = {}
     for name, entry in entries.items():
         prefix, _, rank = name.partition("run.rank-")

@@ -1,8 +1,8 @@
-"""The line of a step: written once per step, so its encoding decides what recording costs.
+"""The line of a step: written once per step, so its encoding determines the cost of recording.
 
-The names in it hardly ever change from step to step. Their JSON is made once per set of names, as a format string that
-takes the numbers: two to three times as fast as encoding a dictionary (``bench/run.py``). Numbers that are not finite
-take the ordinary encoder, which writes them as NaN and Infinity.
+Its names hardly ever change from step to step. Their JSON is built once per set of names, as a format string for the
+numbers: two to three times as fast as encoding a dictionary (``bench/run.py``). Steps with non-finite numbers use the
+ordinary encoder, which writes them as NaN and Infinity.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["BITS_OF", "StepLines", "bits_of", "number_from_bits"]
 
 BITS_OF = ("loss", "grad_norm")
 """Numbers whose exact bits are recorded as well."""
-# A program whose names change at every step is encoded correctly all the same; its formats are not kept forever.
+# A program whose names change at every step is still encoded correctly; its formats are not all kept.
 MAX_FORMATS = 256
 _pack = struct.Struct(">d").pack
 _pack_both = struct.Struct(">dd").pack
@@ -30,19 +30,19 @@ def bits_of(value: float) -> str:
 
 
 def number_from_bits(bits: str) -> float:
-    """Return the number that ``bits_of`` was given."""
+    """Return the number with these bits; the inverse of ``bits_of``."""
     (value,) = struct.unpack(">d", bytes.fromhex(bits))
     return float(value)
 
 
 class StepLines:
-    """Encodes the steps of one log."""
+    """An encoder for the steps of one log."""
 
     __slots__ = ("_bits_of", "_form", "_formats", "_key")
 
     def __init__(self) -> None:
         self._formats: dict[tuple[object, ...], bytes] = {}
-        # The format of the step before, for a step with the same names.
+        # The format of the previous step, for a step with the same names.
         self._key: tuple[object, ...] = ()
         self._form = b""
         self._bits_of: list[str] = []
@@ -56,25 +56,25 @@ class StepLines:
         at: float,
         redone: bool,
     ) -> bytes:
-        """Return the record of a step as JSON, without its closing brace: the chain's digest comes before that.
+        """Return the record of a step as JSON, without its closing brace, before which the chain's digest is inserted.
 
         Args:
             step: its number.
             batches: the first batch it took, and one past the last.
-            numbers: what was measured; every value exactly a ``float``.
+            numbers: the measured numbers; every value exactly a ``float``.
             times: the laps of the stopwatch, by field; finite.
             at: the attempt's age.
             redone: whether the step had been done before.
         """
         values = numbers.values()
         total = sum(values)
-        if total - total != 0.0:  # a number that is not finite, or numbers too large to add up
+        if total - total != 0.0:  # a number is not finite, or the sum overflows
             return encode(_fields(step, batches, numbers, times, at, redone))[:-1].encode()
         key = (*numbers, redone, *times)
         if key != self._key:
             self._choose(key, numbers, times, redone)
         bits = self._bits_of
-        if len(bits) == 2:  # without a loop, as every step comes through here
+        if len(bits) == 2:  # without a loop, because every step comes through here
             both = hexlify(_pack_both(numbers["loss"], numbers["grad_norm"]))
             return self._form % (step, *batches, *values, both[:16], both[16:], *times.values(), at)
         return self._form % (

@@ -20,24 +20,24 @@ RESERVED = frozenset(
     ("step", "batches", "loss", "loss_bits", "grad_norm", "grad_norm_bits", "lr", "at", "chain", "redone", "event",
      "holdfast", "skipped", OWN_TIME, *TIME_FIELDS.values())
 )  # fmt: skip
-"""Fields of a step's record that a program's own metrics cannot be called."""
+"""Fields of a step's record, whose names a program's own metrics cannot have."""
 
 
 class StepRecord:
-    """What is known of a step when the program says that it is done.
+    """What is known about a step when the program reports that it is done.
 
     Args:
         step: its number, from 0.
         batches: the first batch it took, and one past the last.
-        loss: its loss, where there is one.
+        loss: its loss, if there is one.
         grad_norm: the norm of its gradient, as the program measured it.
         metrics: the program's own numbers.
         measured: what hooks measured during the step.
 
     Attributes:
         is_deferred: whether any of its numbers may still be on its way to the host.
-        own_time: how long the rank was busy with the step before it waited for others; None where it is alone.
-        times: what was spent on it by field, and the attempt's age at its end; None where it is written at once.
+        own_time: how long the rank was busy with the step before it waited for others; None in a single process.
+        times: the time spent on it by field, and the attempt's age at its end; None if it is written at once.
     """
 
     __slots__ = ("_deferred", "_measured", "_numbers", "batches", "is_deferred", "own_time", "step", "times")
@@ -70,11 +70,11 @@ class StepRecord:
                 self._add(name, value)
 
     def _add(self, name: str, value: Any) -> None:
-        if type(value) is torch.Tensor and value.is_cpu:  # as nearly every loss: few questions, as each step asks them
+        if type(value) is torch.Tensor and value.is_cpu:  # the common case: few checks, as this runs every step
             try:
                 self._numbers[name] = float(value.item())
             except (RuntimeError, TypeError):
-                pass  # refused below, with what it is
+                pass  # refused below, with its shape
             else:
                 return
         if isinstance(value, torch.Tensor):
@@ -96,16 +96,16 @@ class StepRecord:
 
     @property
     def is_ready(self) -> bool:
-        """Whether writing it waits for nothing."""
+        """Whether it can be written without waiting."""
         waiting = (self._measured.norms, *(self._deferred or {}).values())
         return all(value.is_ready for value in waiting if isinstance(value, Deferred))
 
     def numbers(self) -> dict[str, float]:
-        """Return every number of the step by name; waits for those that are not on the host yet."""
+        """Return every number of the step by name; wait for those that are not on the host yet."""
         given, measured = self._numbers, self._measured
         if self._deferred is not None:
             given.update((name, deferred.numbers()[0]) for name, deferred in self._deferred.items())
-        if measured is NOTHING:  # in the order in which they were given
+        if measured is NOTHING:  # in the order in which they were passed
             return given
         numbers: dict[str, float] = {}
         if "loss" in given:
@@ -117,7 +117,7 @@ class StepRecord:
             if measured.unclipped is not None:
                 (numbers["grad_norm"],) = unclipped = on_host(measured.unclipped)
                 ratio = unclipped[0] / total if total else math.nan
-                if math.isfinite(ratio):  # clipping shortens all of a gradient alike
+                if math.isfinite(ratio):  # clipping scales all of a gradient equally
                     norms = [norm * ratio for norm in norms]
         if measured.rate is not None:
             numbers["lr"] = measured.rate
@@ -130,7 +130,7 @@ class StepRecord:
         return numbers
 
     def average_loss(self, ranks: Ranks) -> None:
-        """Put the mean of the losses that the ranks have in the place of this rank's own; all ranks call it."""
+        """Replace this rank's loss by the mean over the ranks that have one; all ranks call it."""
         own = self.numbers().get("loss")
         rows = ranks.exchange((own or 0.0, own is not None)).rows()
         losses = [loss for loss, is_known in rows if is_known]
@@ -142,7 +142,7 @@ class StepRecord:
             self._deferred = None
 
     def fields(self) -> dict[str, Any]:
-        """Return the record's fields, but for its times."""
+        """Return the record's fields, without its times."""
         numbers = self.numbers()
         bits = {f"{name}_bits": bits_of(numbers[name]) for name in BITS_OF if name in numbers}
         return {"step": self.step, "batches": list(self.batches), **numbers, **bits}

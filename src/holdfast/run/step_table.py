@@ -1,7 +1,7 @@
 """The lines of many steps, parsed together by Arrow: a tenth of what ``parse_record`` costs per line (bench/page.py).
 
-A table is returned only where everything in it is valid. Where it is not, or where Arrow could be led to use up its
-stack or the memory, there is none: the lines are then parsed one by one, which names the line that is at fault.
+A table is returned only if everything in it is valid. If it is not, or if Arrow could exhaust its stack or the memory,
+there is none: the lines are then parsed one by one, which names the faulty line.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from holdfast.versioned import MAX_COUNT
 __all__ = ["checked_columns", "in_portions", "is_valid_table", "step_table"]
 
 MAX_SHORT_BYTES = 4096
-"""Arrow's parser recurses, and the process dies where its stack ends; a line this short is not nested that deeply."""
+"""Arrow's parser recurses, and a stack overflow kills the process; a line this short is not nested that deeply."""
 MAX_CELLS = 1 << 27
-"""Numbers in a table: one gigabyte."""
+"""Maximum number of values in a table: one gigabyte."""
 MIN_CELL_BYTES = 8
-"""Of a field in a line. Every field may have a name of its own, and every name makes a column of the table."""
+"""Minimum bytes per field of a line. Every field may have a different name, and every name becomes a column."""
 MIN_PORTION, MAX_PORTION = 64, 4096
 _TIMES = (*TIME_FIELDS.values(), OWN_TIME, "at")
 _NUMBERS = ("loss", "grad_norm", "lr", *_TIMES)
@@ -44,7 +44,7 @@ def in_portions(lines: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def step_table(lines: list[bytes]) -> Any:
-    """Return the numbers of step lines as a table; None where they have to be parsed one by one."""
+    """Return the numbers of step lines as a table; None if they have to be parsed one by one."""
     import pyarrow as arrow
     from pyarrow import json as arrow_json
 
@@ -63,12 +63,12 @@ def step_table(lines: list[bytes]) -> Any:
     numeric = [name for name, kind in kinds.items() if arrow.types.is_integer(kind) or arrow.types.is_floating(kind)]
     table = arrow.table({VALUE + name: found[name].cast(arrow.float64()) for name in numeric})
     if any(np.isinf(as_numpy(table[name].drop_null())).any() for name in table.column_names):
-        return None  # Arrow reads a number that is too large as infinite
+        return None  # Arrow reads numbers that are too large as infinite
     return table if is_valid_table(table) else None
 
 
 def _are_steps(kinds: dict[str, Any]) -> bool:
-    """Return whether the columns are those of steps, and of the types they have there."""
+    """Return whether the columns and their types are those of steps."""
     import pyarrow as arrow
 
     types = arrow.types
@@ -87,7 +87,7 @@ def _are_steps(kinds: dict[str, Any]) -> bool:
 
 
 def is_valid_table(table: Any) -> bool:
-    """Return whether steps and times are in their range in every row of a table."""
+    """Return whether steps and times are in range in every row of a table."""
     if not len(table):
         return True
     steps = table[VALUE + "step"]
@@ -97,7 +97,7 @@ def is_valid_table(table: Any) -> bool:
 
 
 def checked_columns(table: Any) -> list[str]:
-    """Return the columns of a table that ``is_valid_table`` looks at, the steps first."""
+    """Return the columns of a table that ``is_valid_table`` checks, the steps first."""
     return [VALUE + "step", *(VALUE + name for name in _TIMES if VALUE + name in table.column_names)]
 
 

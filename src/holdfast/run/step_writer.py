@@ -1,4 +1,4 @@
-"""A step's record goes into the log as soon as its numbers are on the host, and then to the monitor."""
+"""The writer of step records: to the log as soon as their numbers are on the host, and then to the monitor."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from holdfast.run.step_record import StepRecord
 
 __all__ = ["StepWriter"]
 
-# How many steps may wait for their numbers to arrive from the device before one of them is waited for.
+# Maximum number of steps whose numbers may be on their way from the device before the writer waits for one.
 MAX_BEHIND = 2
 
 
 class StepWriter:
-    """Writes the steps of one attempt.
+    """The writer of one attempt's steps.
 
     Args:
-        attempt: whose log, and whose time.
-        monitor: watches this rank's series; None for nobody.
+        attempt: provides the log and the stopwatch.
+        monitor: watches this rank's series; None for no monitor.
     """
 
     __slots__ = ("_append", "_attempt", "_encode", "_monitor", "_take_times", "_waiting")
@@ -32,13 +32,13 @@ class StepWriter:
         self._attempt = attempt
         self._monitor = monitor
         self._waiting: deque[StepRecord] = deque()
-        # Bound once, as every step comes through here.
+        # Bound once, because every step comes through here.
         self._take_times = attempt.stopwatch.take
         self._append = attempt.recorder.write_encoded
         self._encode = StepLines().encode
 
     def take(self, record: StepRecord) -> Sequence[dict[str, Any]]:
-        """Write a step, or those before it that have arrived from the device; returns the findings that are new."""
+        """Write a step, or earlier ones that have arrived from the device; return new findings."""
         waiting = self._waiting
         if not record.is_deferred and not waiting:
             return self.write(record)
@@ -50,18 +50,18 @@ class StepWriter:
         return found
 
     def keep(self, record: StepRecord) -> None:
-        """Take the last step: it is written by ``flush``, with what was spent until then."""
+        """Keep the last step for ``flush``, which writes it with the time spent until then."""
         self._waiting.append(record)
 
     def flush(self) -> Sequence[dict[str, Any]]:
-        """Write the steps that are left, and wait for their numbers; returns the findings that are new."""
+        """Write the remaining steps, waiting for their numbers; return new findings."""
         found: list[dict[str, Any]] = []
         while self._waiting:
             found += self.write(self._waiting.popleft())
         return found if self._monitor is None else found + self._monitor.flush()
 
     def write(self, record: StepRecord) -> Sequence[dict[str, Any]]:
-        """Write a step with its times, or those since the record before it; returns the findings that are new."""
+        """Write a step with its times, or those since the previous record; return new findings."""
         attempt, step, monitor = self._attempt, record.step, self._monitor
         numbers = record.numbers()
         times, at = record.times or self._take_times()

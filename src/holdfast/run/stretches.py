@@ -1,7 +1,7 @@
 """Stretches of a run: which batches were trained on under which schedule, read from the log alone.
 
 A stretch begins where an attempt starts or a rollback ends. The log holds the stream's state whenever its schedule
-changed, so the samples of every recorded step follow by arithmetic. A step that no record tells of left nothing behind:
+changed, so the samples of every recorded step follow by arithmetic. A step without a record had no lasting effect:
 every checkpoint is saved after the records of its steps.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["Stretch", "check_stretches", "counted_steps", "read_stretches", "reb
 
 Int64 = NDArray[np.int64]
 MAX_STEPS = 1 << 26
-"""Of a stretch in a statement: a row of four numbers could describe more than fit into memory."""
+"""Maximum number of steps of a stretch in a statement: a row of four numbers could describe more than fit in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Stretch:
         steps: the recorded steps.
         first_batches: the first batch of each.
         stop_batches: one past the last batch of each.
-        counts_before: steps from this one on were done again later; None if all of them count.
+        counts_before: steps from this one on were redone later; None if all of them count.
     """
 
     state: dict[str, Any]
@@ -59,13 +59,13 @@ class Stretch:
         return np.where(inside, self.steps[np.maximum(rows, 0)], -1)
 
     def counted(self, steps: Int64) -> NDArray[np.bool_]:
-        """Say which of the steps count: were not done again after a restart or a rollback."""
+        """Return which of the steps count: those not redone after a restart or a rollback."""
         return np.ones(len(steps), dtype=bool) if self.counts_before is None else steps < self.counts_before
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stretch as plain JSON; steps that follow each other evenly are one row.
+        """Return the stretch as plain JSON; evenly spaced steps form one row.
 
-        A row is a first step, its first batch, how many steps there are, and batches per step.
+        A row is the first step, its first batch, the number of steps, and the batches per step.
         """
         rows: list[list[int]] = []
         for step, first, stop in zip(
@@ -83,7 +83,7 @@ class Stretch:
         """Read what ``to_json`` wrote.
 
         Raises:
-            RunLogError: it wrote something else.
+            RunLogError: it is not what ``to_json`` writes.
         """
         steps, first, stop = [], [], []
         stored = STRETCH.from_json({"version": 1, **value})
@@ -158,10 +158,10 @@ def read_stretches(log: RunLog) -> list[Stretch]:
 
 
 def check_stretches(stretches: Sequence[Stretch]) -> None:
-    """Refuse steps that do not follow each other: a run makes and records them one by one.
+    """Raise unless the steps are consecutive: a run makes and records them one by one.
 
     Raises:
-        RunLogError: one is missing, or a stretch begins where no step before it leads to.
+        RunLogError: a step is missing, or a stretch does not begin where an earlier step ended.
     """
     reached = 0
     for stretch in stretches:
@@ -174,7 +174,7 @@ def check_stretches(stretches: Sequence[Stretch]) -> None:
 
 
 def counted_steps(stretches: Sequence[Stretch]) -> int:
-    """Return how many steps count: were not done again later."""
+    """Return how many steps count: those not redone later."""
     return len({int(step) for each in stretches for step in each.steps[each.counted(each.steps)]})
 
 
@@ -190,7 +190,7 @@ def _take(stretch: _Open, record: Record, log: RunLog) -> None:
 
 
 def rebuild(state: dict[str, Any], partition: Partition | None = None) -> Schedule:
-    """Return the schedule of a logged state, checked against what the state says of itself.
+    """Return the schedule of a logged state, checked against the state's own fingerprint and position.
 
     Raises:
         RunLogError: the state contradicts itself.
@@ -207,7 +207,7 @@ def rebuild(state: dict[str, Any], partition: Partition | None = None) -> Schedu
 
 
 def sources_of(stretches: Sequence[Stretch]) -> dict[str, str]:
-    """Return the fingerprint of every source; refuses a run whose data changed underway."""
+    """Return the fingerprint of every source; raise if the data changed during the run."""
     from holdfast.stream.state import CheckpointState
 
     found: dict[str, str] = {}

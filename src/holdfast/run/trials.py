@@ -1,8 +1,8 @@
 """Trials: the steps around a suspect one, re-run from one state, as they were or without some samples.
 
-A trial holds the state just before the window in memory and returns to it, so that every further trial costs only the
-steps of the window. Samples are taken out by masking where the step function heeds ``__valid__``; where it does not,
-the first step shows it (the bits do not change), and their rows are removed from the batch instead.
+The state just before the window is kept in memory and restored, so every further trial costs only the steps of the
+window. Samples are left out by masking if the step function respects ``__valid__``; if it does not, the first step
+shows it (the bits do not change), and their rows are removed from the batch instead.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["Measured", "Sample", "Trials"]
 
 
 COMPANY = 4
-"""How many other samples one is measured with where a batch of one is refused."""
+"""How many other samples one is measured with if the step function refuses a batch of one."""
 
 
 class Sample(NamedTuple):
-    """A sample of the window, and its place."""
+    """A sample of the window, and its position."""
 
     source: str
     index: int  # type: ignore[assignment]  # a sample's index, as everywhere; tuple.index is not used
@@ -55,8 +55,8 @@ class Trials:
 
     Attributes:
         lead_in: the steps between the checkpoint and the window, as re-run.
-        steps_made: optimizer steps made so far, the lead-in included.
-        samples_measured: samples measured one by one so far, those measured with them included.
+        steps_made: optimizer steps made so far, including the lead-in.
+        samples_measured: samples measured one by one so far, including those measured with them.
     """
 
     def __init__(self, rehearsal: Rehearsal, steps: range) -> None:
@@ -79,7 +79,7 @@ class Trials:
         self.steps_made = len(self.lead_in)
         self.samples_measured = 0
         self.removes_rows = False
-        self._company: dict[str, Any] | None = None  # what samples are measured beside, where one alone is refused
+        self._company: dict[str, Any] | None = None  # samples to measure others with, if a batch of one is refused
         self._company_loss = 0.0
         self._start = (rehearsal.step, rehearsal._batch)
         self._held = Held(rehearsal.components)
@@ -91,11 +91,11 @@ class Trials:
         self.rehearsal._transform = None
 
     def make(self, without: Iterable[tuple[str, int]] = (), *, unlike: Record | None = None) -> list[Record]:
-        """Make the steps, with some samples taken out.
+        """Make the steps, without some samples.
 
         Args:
-            without: which samples.
-            unlike: the record of the first step with one of them in it, as it was: shows whether masks are heeded.
+            without: the samples to leave out.
+            unlike: the original record of the first step that contains one of them: shows whether masks are respected.
         """
         taken_out = frozenset(without)
         self.rewind()
@@ -128,7 +128,7 @@ class Trials:
         return [(ref.source, ref.index) for ref in loader.samples_in(batch, loader.rank)]
 
     def samples_of(self, steps: range) -> list[Sample]:
-        """Return the samples of recorded steps, those that are masked already left out."""
+        """Return the samples of recorded steps, except those that are already masked."""
         found = []
         for step in steps:
             record = self.rehearsal.recorded(step)
@@ -146,8 +146,8 @@ class Trials:
     def measure(self, samples: Iterable[Sample]) -> list[Measured]:
         """Measure samples one by one: a batch of one each, always from the state before the window.
 
-        Where the step function refuses a batch of one (as ``BatchNorm1d`` does), each sample is measured beside a few
-        of the batch before the window, by what it adds to their loss.
+        If the step function refuses a batch of one (as ``BatchNorm1d`` does), each sample is measured together with a
+        few from the batch before the window, by what it adds to their loss.
         """
         measured = []
         number, batch = -1, {}
@@ -161,7 +161,7 @@ class Trials:
                     continue
                 except HoldfastError:
                     raise
-                except Exception:  # the program's own: if it fails beside others too, that is the program's to mend
+                except Exception:  # from the program: if it also fails with other samples, the error is raised there
                     before = self.rehearsal.components.loader.batch_at(max(0, self._start[1] - 1))
                     self._company = _without(before, list(range(min(COMPANY, _rows(before)))))
                     self._company_loss, _ = self._measure_batch(self._company, COMPANY)
@@ -189,7 +189,7 @@ def _rows(batch: Mapping[str, Any]) -> int:
 
 
 def _without(batch: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:
-    """Return a batch of some of its rows."""
+    """Return a batch with only the given rows."""
     if not rows:
         raise ConfigError("a batch would be empty", hint="make the step function respect __valid__")
     size = _rows(batch)

@@ -1,4 +1,4 @@
-"""The usual level of something: where its values lie, and how far they scatter, by median and median deviation."""
+"""The usual level of a series, and how far its values scatter, by median and median deviation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["Usual"]
 DEVIATION_TO_SIGMA = 1.4826
 """The median deviation of a normal distribution, times this, is its standard deviation."""
 MIN_RELATIVE_SPREAD = 0.01
-"""A spread below this share of the level is taken for it: values that hardly scatter make everything stand out."""
+"""Minimum spread, as a share of the level: otherwise everything would stand out from values that hardly scatter."""
 CAP = 1e6
-"""A value further away than this many spreads, infinite or not a number, counts as this far."""
+"""Cap in spreads: a value that is further away, infinite or NaN counts as this far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Usual:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Usual:
-        """Return the usual level of values; those that are not finite are left out."""
+        """Return the usual level of values, ignoring those that are not finite."""
         finite = [value for value in values if math.isfinite(value)]
         if not finite:
             return cls(0.0, 1.0)
@@ -35,9 +35,9 @@ class Usual:
         return cls(level, max(deviation, MIN_RELATIVE_SPREAD * abs(level), 1e-12))
 
     def score(self, value: float) -> float:
-        """Return how many spreads a value lies above the level, ``CAP`` at most."""
+        """Return how many spreads a value is above the level, at most ``CAP``."""
         return min((value - self.level) / self.spread, CAP) if math.isfinite(value) else CAP
 
     def capped(self, value: float) -> float:
-        """Return the value, or the cap where it is further away or not finite."""
+        """Return the value, or the cap if it is further away or not finite."""
         return self.level + self.spread * self.score(value)

@@ -1,8 +1,8 @@
-"""The watchdog: a thread per process, with its own clock, that notices when a run makes no progress.
+"""The watchdog: one thread per process, with its own clock, that notices when a run makes no progress.
 
-Every watchdog writes a heartbeat with how far its rank is. When its own rank has made no progress for ``stall_after``
-seconds it writes the stack of every thread, looks at the others' heartbeats, and says who holds the run up: ranks
-whose heartbeat has stopped altogether, else ranks that are behind the others, else ranks that wait in no collective.
+Every watchdog writes a heartbeat with its rank's progress. When its own rank has made no progress for ``stall_after``
+seconds it writes the stack of every thread, reads the other heartbeats, and reports which ranks hold up the run: those
+whose heartbeat has stopped, otherwise those behind the others, otherwise those that are not waiting in a collective.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from holdfast.run.layout import RunFolder
 __all__ = ["EXIT_STALLED", "Watchdog", "where_is"]
 
 EXIT_STALLED = 75
-"""The exit code of a process that its watchdog ended: a temporary failure, worth another try."""
+"""The exit code of a process that its watchdog ended: a temporary failure, worth a retry."""
 
 MIN_BEAT, MAX_BEAT = 0.05, 5.0
 BEATS_PER_STALL = 10
-# Phases in which standing still is normal, or nobody's fault.
+MAX_TELLING_SECONDS = 5.0
+# Phases in which lack of progress is normal.
 UNWATCHED = frozenset(("evaluation", "paused", "idle"))
 _ORDER = {"data": 0, "step": 1, "save": 2, "restore": 2}
 
 
 def where_is(frame: FrameType | None) -> tuple[str, str | None]:
-    """Return the innermost place of a stack, and the collective it waits in, if it waits in one."""
+    """Return the innermost location of a stack, and the collective in which it waits, if any."""
     place, collective = "", None
     while frame is not None:
         code = frame.f_code
@@ -49,15 +50,16 @@ def where_is(frame: FrameType | None) -> tuple[str, str | None]:
 
 
 class Watchdog:
-    """Watches one rank.
+    """The watchdog of one rank.
 
     Args:
         folder: the run's folder.
         rank: this rank.
-        world: how many there are.
+        world: the number of ranks.
         stall_after: seconds without progress that make a stall.
         stall_timeout: seconds without progress after which the process ends.
-        on_stall: called, in the watchdog's thread, once per stall with what is known about it.
+        on_stall: called once per stall with what is known about it.
+        on_timeout: called before the process ends.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Watchdog:
         stall_after: float,
         stall_timeout: float | None,
         on_stall: Callable[[dict[str, Any]], None],
+        on_timeout: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = folder
         self._rank = rank
@@ -76,20 +79,24 @@ class Watchdog:
         self._stall_after = stall_after
         self._stall_timeout = stall_timeout
         self._on_stall = on_stall
+        self._on_timeout = on_timeout
         self._beat_every = min(MAX_BEAT, max(MIN_BEAT, stall_after / BEATS_PER_STALL))
         self._main = threading.get_ident()
         self.place: tuple[str, int] = ("idle", 0)
         """The phase and the step; the training loop sets it at every change, and a new tuple is progress."""
         self._beats = 0
         self._stopping = threading.Event()
-        self._heard: dict[int, tuple[int, float]] = {}
+        # By rank: the number of its last heartbeat, and when it was seen, by this rank's own clock.
+        began = time.monotonic()
+        self._heard = {other: (-1, began) for other in range(world) if other != rank}
+        self._beat(0.0)
         self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the watch."""
+        """Stop watching."""
         self._stopping.set()
-        if threading.current_thread() is not self._thread:  # a run nobody holds is let go by whichever thread notices
+        if threading.current_thread() is not self._thread:  # an unreferenced run may be released on any thread
             self._thread.join()
 
     def _watch(self) -> None:
@@ -104,9 +111,16 @@ class Watchdog:
             others = self._listen(now)
             if standing >= self._stall_after and not told:
                 told = True
-                self._on_stall(self._describe(standing, others, now))
+                self._tell(self._on_stall, self._describe(standing, others, now))
             if self._stall_timeout is not None and standing >= self._stall_timeout:
+                self._tell(self._on_timeout)
                 os._exit(EXIT_STALLED)
+
+    def _tell(self, listener: Callable[..., None], *arguments: Any) -> None:
+        """Call a listener in a separate thread: it may wait for a disk that does not answer, the watchdog may not."""
+        thread = threading.Thread(target=listener, args=arguments, name="holdfast-stall", daemon=True)
+        thread.start()
+        thread.join(MAX_TELLING_SECONDS)
 
     def _beat(self, standing: float) -> None:
         self._beats += 1
@@ -118,13 +132,13 @@ class Watchdog:
         }  # fmt: skip
         path = self._folder.progress / f"rank-{self._rank:05d}.json"
         temporary = path.with_name(f".{path.name}.tmp")
-        with contextlib.suppress(OSError):  # a full or vanished disk must not blind the watchdog
+        with contextlib.suppress(OSError):  # a full or missing disk must not stop the watchdog
             self._folder.progress.mkdir(parents=True, exist_ok=True)
             temporary.write_text(json.dumps(about), encoding="utf-8")
             os.replace(temporary, path)
 
     def _listen(self, now: float) -> dict[int, dict[str, Any]]:
-        """Return the other ranks' last heartbeats; notes when each was heard, by this rank's own clock."""
+        """Return the other ranks' last heartbeats; record when each was seen."""
         others: dict[int, dict[str, Any]] = {}
         for rank in range(self._world):
             if rank == self._rank:
@@ -132,14 +146,14 @@ class Watchdog:
             with contextlib.suppress(OSError, ValueError):
                 about = json.loads((self._folder.progress / f"rank-{rank:05d}.json").read_text(encoding="utf-8"))
                 others[rank] = about
-                if self._heard.get(rank, (-1, 0.0))[0] != about["beat"]:
+                if self._heard[rank][0] != about["beat"]:
                     self._heard[rank] = (about["beat"], now)
         return others
 
     def _describe(self, standing: float, others: dict[int, dict[str, Any]], now: float) -> dict[str, Any]:
-        # A rank is silent when it has missed most of its heartbeats of the time in which this rank stood still.
+        # A rank is silent if it has missed most of its heartbeats while this rank made no progress.
         patience = 0.7 * self._stall_after
-        silent = sorted(rank for rank in others if now - self._heard.get(rank, (0, now))[1] > patience)
+        silent = sorted(rank for rank, (_, heard_at) in self._heard.items() if now - heard_at > patience)
         place, collective = where_is(sys._current_frames().get(self._main))
         phase, step = self.place
         heard = {rank: about for rank, about in others.items() if rank not in silent}

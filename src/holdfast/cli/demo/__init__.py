@@ -1,4 +1,4 @@
-"""`holdfast demo`: holdfast at work in about two minutes, with every figure measured in that run.
+"""``holdfast demo``: holdfast at work in about two minutes, with every figure measured in that run.
 
 One module per stage; each returns the rows it adds to the summary. Nothing is prepared in advance: the data is the
 source of the Python standard library, the training is real, and the processes are killed with SIGKILL.

@@ -13,7 +13,7 @@ __all__ = ["LENGTH", "build_mixture", "write_corpus"]
 
 LENGTH = 96
 WEIGHTS = {"modules": 0.7, "packages": 0.3}
-LARGEST = 3 << 20
+MAX_BYTES = 3 << 20
 
 
 def write_corpus(folder: Path) -> None:
@@ -28,9 +28,9 @@ def write_corpus(folder: Path) -> None:
     for name, paths in groups.items():
         text = bytearray()
         for path in paths:
-            if len(text) < LARGEST:
+            if len(text) < MAX_BYTES:
                 text += path.read_bytes()
-        (folder / f"{name}.bin").write_bytes(bytes(text[:LARGEST]))
+        (folder / f"{name}.bin").write_bytes(bytes(text[:MAX_BYTES]))
 
 
 def build_mixture(folder: Path) -> InterleavedDataset:

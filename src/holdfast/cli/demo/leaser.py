@@ -1,6 +1,6 @@
 """A worker of the demo's last stage: leases chunks of the corpus, counts their bytes, commits the counts.
 
-The worker that will be killed tells when it is in the middle of a chunk, and stays there until it is killed. Run by the
+The worker that will be killed reports when it is in the middle of a chunk, and waits there to be killed. Run by the
 demo as ``python -m holdfast.cli.demo.leaser FOLDER PORT RANK WORLD``.
 """
 
@@ -22,9 +22,9 @@ __all__ = ["DOOMED", "HOLDING", "TTL", "main", "open_reader"]
 DOOMED = 0
 """The rank of the worker that will be killed."""
 HOLDING = "demo/holding"
-"""The key that says that it has work to take over."""
+"""The key that is set once it holds work that can be taken over."""
 CHUNKS_BEFORE = 10
-"""What it commits before."""
+"""The number of chunks it commits before that."""
 PATIENCE = timedelta(seconds=120)
 TTL = 1.0
 BATCH = 16
@@ -63,7 +63,7 @@ def main() -> None:
 
     with coordinator:
         if int(rank) != DOOMED:
-            store.wait([HOLDING])  # or all could be done before a worker that starts slowly has begun
+            store.wait([HOLDING])  # otherwise all could be done before a slow starter has begun
         reader.process(count)
         print(reader.chunks_taken_over, flush=True)
         reader.close()

@@ -1,7 +1,7 @@
-// What the rest is made of. Text from logs and samples enters the document through textContent only.
+// Building blocks. Text from logs and samples enters the document only through textContent.
 const data = JSON.parse(document.getElementById("data").textContent);
 const root = document.getElementById("page");
-// Okabe and Ito's colours: told apart with any colour vision.
+// Okabe and Ito's colours: distinguishable with any colour vision.
 const ON_LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a6f00", "#666666"];
 const ON_DARK = ["#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#0072b2", "#d55e00", "#999999"];
 const colours = () => document.documentElement.dataset.theme === "dark" ? ON_DARK : ON_LIGHT;
@@ -15,10 +15,10 @@ const SCALE = [[0, 34, 78], [53, 69, 108], [102, 105, 112], [148, 142, 119], [20
 const CHECKPOINTS = { verified: ["◆", "--good"], saved: ["◆", "--accent"], removed: ["◇", "--soft"], damaged: ["✕", "--bad"] };
 const FINE = 0.5, CHART_HEIGHT = 190, FIRST_CHART_HEIGHT = 260, LEGEND_HEIGHT = 28;
 const WHOLE = Array.from({ length: 36 }, (_, place) => [1, 2, 5][place % 3] * 10 ** Math.floor(place / 3));
-const WIDE_RANGE = 1e3;  // from this ratio of largest to smallest on, a linear scale hides most of a line
+const WIDE_RANGE = 1e3;  // from this ratio of largest to smallest, a linear scale hides most of a line
 const state = { plots: [], lanes: [], range: null, open: null, logarithmic: new Map(), dragged: null, pointed: null, drawing: null, shape: null, held: false, version: null };
 
-// Marks that turn the text around them, and control characters, are shown as what they are.
+// Bidirectional marks and control characters are made visible.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 const plain = (text) => String(text).replace(UNSEEN, (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`);
 function make(tag, options, ...children) {
@@ -32,7 +32,7 @@ function make(tag, options, ...children) {
     node.append(child instanceof Node ? child : document.createTextNode(plain(child)));
   return node;
 }
-// Asked for once per theme: every question to the browser's styles costs.
+// Read once per theme: every style lookup is expensive.
 const known = {};
 function colour(name) {
   const theme = document.documentElement.dataset.theme, kept = known[theme] || (known[theme] = {});
@@ -41,10 +41,10 @@ function colour(name) {
 const shown = (value) => value === null || value === undefined ? "–" : !Number.isFinite(value) ? String(value)
   : value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e7) ? value.toExponential(3)
   : Number(value.toPrecision(6)).toLocaleString("en");
-// The shortest way to write the ticks of an axis that says each as it is; where none does, that tells them apart.
+// The shortest exact labels for the ticks of an axis; if there are none, the shortest distinct ones.
 function ticks(values) {
   const within = (low, high) => values.every((v) => !v || Math.abs(v) >= low && Math.abs(v) < high);
-  const [low, high] = within(1e-3, 1e5) ? [1e-3, 1e5] : [1e-2, 1e3];  // one way to write large ones on an axis
+  const [low, high] = within(1e-3, 1e5) ? [1e-3, 1e5] : [1e-2, 1e3];  // the same notation for all large ones on an axis
   const ways = [2, 3, 4, 6, 9].flatMap((digits) => [
     (v) => Math.abs(v) >= low && Math.abs(v) < high || v === 0 ? v.toLocaleString("en", { maximumSignificantDigits: digits })
       : v.toExponential(Math.max(0, digits - 2)).replace("e+", "e")]);
@@ -54,14 +54,14 @@ function ticks(values) {
   return written.find((texts) => texts.every((text, place) => isExact(text, values[place])))
     || written.find((texts) => new Set(texts.filter(Boolean)).size === distinct) || written[written.length - 1];
 }
-// Ticks of a logarithmic axis: whole powers of ten, at most about six; the ends where there are fewer than two.
+// Ticks of a logarithmic axis: whole powers of ten, at most about six; the ends if there are fewer than two.
 function decades(plot) {
   const { min, max } = plot.scales.y, low = Math.ceil(Math.log10(min) - 1e-9), high = Math.floor(Math.log10(max) + 1e-9);
   if (high <= low) return [min, max];
   const by = Math.ceil((high - low + 1) / 6);
   return Array.from({ length: Math.floor((high - low) / by) + 1 }, (_, place) => Number(`1e${low + place * by}`));
 }
-const LARGE_STEP = 1e5;  // from here on steps are written short, where that says them exactly
+const LARGE_STEP = 1e5;  // from here, steps are abbreviated if that is exact
 const stepTicks = (values) => {
   const unit = (v) => [1e12, 1e9, 1e6, 1e3].find((each) => Math.abs(v) >= each) || 1;
   const isShort = Math.max(...values) >= LARGE_STEP && values.every((v) => Number.isInteger(Math.round(v / unit(v) * 1e8) / 1e6));

@@ -14,7 +14,7 @@ const marks = { hooks: { draw: (plot) => {
         pen.fillRect(at(flag.certain), y, Math.ceil(ratio), 4 * ratio);
     });
     pen.font = `${11 * ratio}px system-ui`; pen.textAlign = "center"; pen.fillStyle = colour("--bad");
-    const within = (x) => Math.max(left + 6 * ratio, Math.min(left + width - 6 * ratio, x));  // whole at the edges
+    const within = (x) => Math.max(left + 6 * ratio, Math.min(left + width - 6 * ratio, x));  // not clipped at the edges
     for (const x of plot.broken || []) if (at(x) >= left && at(x) <= left + width) pen.fillText("✕", within(at(x)), top + 11 * ratio);
     pen.restore();
 } } };
@@ -43,12 +43,12 @@ function draw(place, width, chart, plugins, height, synced) {
       label: plain(line.name), stroke: line.faded ? colour("--soft") : colours()[number % ON_LIGHT.length], width: 1.4,
       spanGaps: true, dash: line.other || line.faded ? [6, 4] : undefined, value: (_, v) => v === null || v === undefined ? "" : shown(v), points: { show: (self) => !line.faded && self.data[0].length < 60 } }))],
     hooks: synced ? { setSelect: [(self) => {
-      const { left, width } = self.select;  // the other charts follow the same drag and are told at the end
+      const { left, width } = self.select;  // the other charts follow the same drag and are updated at the end
       self.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
       if (width > 2 && self === state.dragged) zoom([self.posToVal(left, "x"), self.posToVal(left + width, "x")]);
     }] } : {},
   }, joined(lines), place);
-  plot.broken = lines.flatMap((line) => line.broken);  // before the first drawing, which comes a moment later
+  plot.broken = lines.flatMap((line) => line.broken);  // before the first drawing, which is asynchronous
   if (synced) {
     plot.over.addEventListener("mousedown", () => { state.dragged = plot; state.pointed = plot.posToVal(plot.cursor.left, "x"); });
     plot.over.addEventListener("dblclick", () => zoom(null));
@@ -77,7 +77,7 @@ function zoomBy(factor, shift = 0) {
   const start = Math.max(first, Math.min(last - width, at - (at - low) * factor + moved));
   return zoom([start, start + width]);
 }
-// The first and last step of the whole run, also where only a stretch of it was fetched.
+// The first and last step of the whole run, even if only a part of it was fetched.
 function extent() {
   const known = data.pages.map((page) => page.extent).filter((each) => each !== null);
   const [first, last] = known.length ? [Math.min(...known.map((each) => each[0])), Math.max(...known.map((each) => each[1]))] : limits();
@@ -87,7 +87,7 @@ function limits() {
   const all = current().charts.flatMap((chart) => chart.lines.map(unpack)).filter((line) => line.x.length);
   return [Math.min(...all.map((line) => line.x[0])), Math.max(...all.map((line) => line.x[line.x.length - 1]))];
 }
-// What a chart must be built again for; anything else is new data for the one that is there.
+// What a chart must be rebuilt for; anything else is new data for the existing one.
 const shape = (page) => JSON.stringify([document.documentElement.dataset.theme, page.charts.map((chart) => [chart.title, isLogarithmic(chart),
   isPositive(chart.lines.map(unpack)), chart.lines.map((line) => [line.name, line.faded, line.other, line.whole])])]);
 function renew(page) {
@@ -115,14 +115,14 @@ function charts(page) {
     grid.append(make("div", { class: number === 0 ? "chart wide" : "chart" },
       make("h3", {}, chart.title, scale), place, number ? null : lanes));
   });
-  // What is in view is drawn first, the others in the next frame. Widths are asked for together: asking makes a layout.
+  // What is in view is drawn first, the others in the next frame. Widths are read together: each read forces a layout.
   const next = (widths, from, many) => {
-    if (state.drawing !== drawing) return;  // built again meanwhile
+    if (state.drawing !== drawing) return;  // rebuilt in the meantime
     for (const number of places.keys()) if (number >= from && number < from + many) {
       const plot = draw(places[number], widths[number], page.charts[number], [marks], heights[number], true);
-      if (left >= 0) plot.setCursor({ left, top }, false);  // the mouse is where it was
+      if (left >= 0) plot.setCursor({ left, top }, false);  // the mouse has not moved
     }
-    if (!from) requestAnimationFrame(drawLanes);  // when the first chart, whose axis they share, has its place
+    if (!from) requestAnimationFrame(drawLanes);  // once the first chart, whose axis they share, has its position
     if (from + many < places.length) requestAnimationFrame(() => next(widths, from + many, places.length));
   };
   requestAnimationFrame(() => {

@@ -3,7 +3,7 @@ function shade(share) {
   const place = Math.max(0, Math.min(1, share)) * (SCALE.length - 1), low = Math.min(SCALE.length - 2, Math.floor(place));
   return `rgb(${SCALE[low].map((part, at) => Math.round(part + (SCALE[low + 1][at] - part) * (place - low)))})`;
 }
-// A row between the ends of the first chart's axis; `paint` draws it, `say` tells what is under the mouse.
+// A row between the ends of the first chart's axis; `paint` draws it, `say` describes what is under the mouse.
 function lane(label, height, paint, say) {
   const canvas = make("canvas", { role: "img", "aria-label": label });
   const row = make("div", { class: "lane" }, make("span", { class: "label", title: label }, label), canvas);
@@ -39,7 +39,7 @@ function eventLane(label, events, mark) {
     const [low, high] = shownRange();
     for (const event of events) {
       const x = at(event[0]), [sign, tint] = mark(event);
-      if (event[0] < low || event[0] > high + 1) continue;  // what comes after the last step stands at its edge
+      if (event[0] < low || event[0] > high + 1) continue;  // what comes after the last step is drawn at its edge
       pen.fillStyle = colour(tint); pen.fillText(sign, Math.max(6, Math.min(width - 6, x)), 11);
     }
   }, (at, reach) => events.filter(([where]) => Math.abs(where - at) <= reach).slice(0, 6).map(([where, kind, text, known]) =>
@@ -97,7 +97,7 @@ function timeline(page) {
   })));
   return box.childElementCount ? box : null;
 }
-// What tells the rows of a map apart: their names without the parts at both ends that all of them share.
+// Distinct labels for the rows of a map: their names without the common prefix and suffix.
 function shortened(names) {
   const parts = names.map((name) => name.split(".")), shortest = Math.min(...parts.map((each) => each.length));
   const same = (at) => parts.every((each) => each.at(at) === parts[0].at(at));

@@ -1,4 +1,4 @@
-// The page as a whole: one run, several, a list; live where there is a server behind it.
+// The whole page: one run, several, or a list; live if there is a server.
 function overlaid() {
   const [first, ...others] = data.pages;
   if (!others.length) return first;
@@ -23,12 +23,12 @@ function redraw(always) {
     requestAnimationFrame(drawLanes);
     return;
   }
-  slot.style.minHeight = `${slot.offsetHeight}px`;  // the charts are drawn a moment later: what is below must not move
+  slot.style.minHeight = `${slot.offsetHeight}px`;  // the charts are drawn asynchronously: what is below must not move
   slot.replaceChildren(charts(page));
   document.getElementById("maps").replaceChildren(...page.heatMaps.map(heatMap));
   requestAnimationFrame(() => requestAnimationFrame(() => { slot.style.minHeight = ""; }));
 }
-// Another run to lay over this one; the server knows its address.
+// Another run to overlay; the server knows its address.
 function comparison() {
   const box = make("select", { id: "compare", "aria-label": "Compare with another run",
     onchange: () => { location.href = box.value; } });
@@ -37,8 +37,8 @@ function comparison() {
   }
   return box;
 }
-// Part of the page, built again only when what it shows has changed: a live page must not take away what is being
-// read, chosen, typed into or selected. Where it is built again, the focus and an opened fold stay.
+// Part of the page, rebuilt only when its content has changed: a live page must not disturb what is being
+// read, chosen, typed into or selected. After a rebuild, the focus and opened folds are kept.
 const built = new WeakMap();
 const FOCUSABLE = "a, button, select, summary, code[tabindex]";
 function fill(id, content, build) {
@@ -87,7 +87,7 @@ function show() {
   redraw();
 }
 const VERDICTS = { healthy: "healthy", unhealthy: "unhealthy", unknown: "cannot tell" };
-// Several runs in one file: a table that leads to the page of each.
+// Several runs in one file: a table with links to the page of each.
 function choose() {
   const back = () => { data.pages = null; state.open = null; state.range = null; choose(); };
   const pick = (page) => { data.pages = [page]; shownPage = null; show(); scrollTo(0, 0);
@@ -116,8 +116,8 @@ async function refreshList() {
   if (answer.status !== 200) return;
   data.runs = await answer.json(); list();
 }
-// The next question is asked half a second after the last answer was drawn, and later where answering took longer: a
-// slow machine is busy with the page half of the time at most. Reading a run for the first time does not count.
+// The next request is sent half a second after the last answer was drawn, and later if answering took longer: a
+// slow machine is busy with the page at most half of the time. Reading a run for the first time does not count.
 async function poll(ask, pause, always) {
   const began = performance.now();
   try { if (!state.held) await ask(always); } catch { /* the server is gone, or busy: ask again */ }
@@ -135,7 +135,7 @@ async function refresh(always) {
   data.pages = found.pages; shownPage = null;
   show();
 }
-// Nothing is built again under a mouse that drags or selects.
+// Nothing is rebuilt while the mouse drags or selects.
 addEventListener("pointerdown", () => { state.held = true; });
 for (const name of ["pointerup", "pointercancel", "blur"]) addEventListener(name, () => { state.held = false; });
 
@@ -155,7 +155,7 @@ document.addEventListener("keydown", (press) => {
 let resizing = null;
 addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => data.pages && redraw(true), 150); });
 
-// The token has become a cookie: it need not stay where it is seen, kept and copied.
+// The token is now a cookie: remove it from the visible URL.
 if (new URLSearchParams(location.search).has("token")) {
   const bare = new URL(location.href); bare.searchParams.delete("token"); history.replaceState(null, "", bare);
 }

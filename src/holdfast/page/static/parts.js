@@ -61,7 +61,7 @@ function detail(flag) {
   }
   return box;
 }
-// A table whose last column is a long text, which stands on a line of its own where there is little room.
+// A table whose last column is a long text, which gets a separate line on a narrow screen.
 function stacked(found, columns) {
   found.className = "stacked"; found.style.setProperty("--columns", columns - 1);
   return found;
