@@ -8,10 +8,10 @@ BENCH_STAMP := $(VENV)/.installed-bench
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOWEST := .venv-lowest
 LOWEST_CORE := .venv-lowest-core
-# Two workers, each with whole files; tests/conftest.py brings those that take longest to the front.
+# Two workers, each running whole files; tests/conftest.py moves the slowest files to the front.
 EVERYDAY := -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
-# Tests and examples start hundreds of processes: each would compile the package again where bytecode is not kept.
+# Tests and examples start hundreds of processes: without cached bytecode, each would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup services demo test test-fast test-lowest check bench soak mutants docs format clean screenshots
@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@ $(DEMO_STAMP)
 
-# The demo needs what a user of holdfast installs, and not what its developers do: a fraction of the time.
+# The demo needs only what users install, not the development tools, which take far longer to install.
 $(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -c constraints.txt -e '.[torch]'
 	@touch $@
@@ -35,7 +35,7 @@ $(BENCH_STAMP): $(STAMP) bench/peers.txt
 	$(PIP) --no-deps -r bench/peers.txt
 	@touch $@
 
-# The servers that real tests need, from Debian where it may; without them `make test` names what it skips.
+# The servers that some tests need, installed from Debian if possible; without them `make test` names what it skips.
 services:
 	@scripts/services
 
@@ -45,10 +45,10 @@ demo: $(DEMO_STAMP)
 test: setup
 	$(BIN)/python -m pytest $(EVERYDAY)
 
-# The same tests with the lowest version of everything that pyproject.toml declares, and then, without the extras, those of
-# what needs none: an extra may ask for more of a package than holdfast does. pip installs torch, as everywhere.
+# The same tests with the lowest versions that pyproject.toml declares, and then, without the extras, the tests that
+# need none: an extra may require a newer version of a package than holdfast does. pip installs torch, as everywhere.
 UV := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(LOWEST)/bin/uv pip install --quiet --resolution lowest-direct
-CORE_TOOLS := 'hypothesis>=6.100' 'pandas>=2.1' 'pytest>=8.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6' 'scipy>=1.11'
+CORE_TOOLS := 'hypothesis>=6.100' 'pandas>=2.1' 'pytest>=8.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.8' 'scipy>=1.11'
 CORE_TESTS := tests/order tests/debug tests/cli/test_without_torch.py --ignore tests/debug/signals/test_extractors.py
 test-lowest:
 	test -x $(LOWEST)/bin/uv || $(PYTHON) -m venv $(LOWEST)
@@ -59,7 +59,7 @@ test-lowest:
 	VIRTUAL_ENV=$(LOWEST_CORE) $(UV) -e . $(CORE_TOOLS)
 	$(LOWEST_CORE)/bin/python -m pytest -W ignore::DeprecationWarning $(EVERYDAY) $(CORE_TESTS)
 
-# What is quick to run while working: orders, metrics, states and detectors, with few examples of each property.
+# A quick run while working: orders, metrics, states and detectors, with few examples per property.
 test-fast: setup
 	$(BIN)/python -m pytest -q -m "not soak and not distributed" -n 2 --hypothesis-profile fast tests/order tests/metrics tests/states tests/debug/detectors tests/test_public_names.py tests/test_errors.py
 

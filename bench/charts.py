@@ -1,6 +1,6 @@
 """Draw series by step as compact SVG files for the documentation, one panel below the other.
 
-Nothing is filled, and grid and text are of a middle grey, so that a chart can be read on a light and on a dark page.
+Grid and text are middle grey and curves are not filled, so that a chart is readable on light and dark pages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
-__all__ = ["Curve", "Panel", "draw"]
+__all__ = ["Curve", "Panel", "draw", "draw_bars"]
 
 WIDTH, PANEL, LEFT, RIGHT, BOTTOM, GAP, LINE = 640, 200, 52, 168, 36, 26, 14
 TEXT, GRID = "#7b848f", "#8a93a04d"
@@ -74,6 +74,32 @@ def draw(
         side, anchor = (4, "start") if x < (LEFT + WIDTH - RIGHT) / 2 else (-4, "end")
         parts.append(f'<line x1="{x}" x2="{x}" y1="{y - 8}" y2="{floor}" stroke="{TEXT}" stroke-dasharray="3 3"/>')
         parts.append(f'<text x="{x + side}" y="{y}" text-anchor="{anchor}">{escape(word)}</text>')
+    return "".join(parts) + "</svg>\n"
+
+
+def draw_bars(values: Mapping[str, float], *, title: str, log: bool = False) -> str:
+    """Return one horizontal bar per name as SVG, the first in its own colour.
+
+    Args:
+        values: what each bar shows; positive.
+        title: what is compared, and in which unit.
+        log: on a scale from a third of the smallest value, for values that differ a hundredfold.
+    """
+    top, height, left = 2 * LINE, 22, 220
+    low = math.log10(min(values.values()) / 3) if log else 0.0
+    high = max(math.log10(value) if log else value for value in values.values())
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top + height * len(values) + 6}" role="img" '
+        f'aria-label="{escape(title)}" font-family="sans-serif" font-size="11" fill="{TEXT}">'
+        f'<title>{escape(title)}</title><text x="6" y="{LINE}">{escape(title)}{" (log scale)" if log else ""}</text>'
+    ]
+    for number, (name, value) in enumerate(values.items()):
+        y = top + height * number
+        width = round(((math.log10(value) if log else value) - low) / (high - low) * (WIDTH - left - 70), 1)
+        colour = COLOURS[1] if number == 0 else COLOURS[-1]
+        parts.append(f'<text x="{left - 6}" y="{y + 12}" text-anchor="end">{escape(name)}</text>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{width}" height="{height - 6}" fill="{colour}"/>')
+        parts.append(f'<text x="{left + width + 5}" y="{y + 12}">{value:,.3g}</text>')
     return "".join(parts) + "</svg>\n"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import time
@@ -13,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from typing import Any
+
+_spreads: list[float] = []  # of every side that ``alternate`` has timed: its interquartile range over its median
 
 
 def arguments(description: str, *, parts: Sequence[str] = (), stores: bool = False) -> argparse.Namespace:
@@ -48,14 +49,24 @@ def alternate(
             start = clock()
             side()
             taken[name].append(clock() - start)
-    return {name: statistics.median(times) for name, times in taken.items()}
+    medians = {name: statistics.median(times) for name, times in taken.items()}
+    if rounds > 1:
+        for name, times in taken.items():
+            low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+            _spreads.append((high - low) / medians[name] if medians[name] else 0.0)
+    return medians
 
 
 def publish(figures: Mapping[str, float], about: Mapping[str, Any], *, as_json: bool) -> None:
     """Print the figures as a table, or as the one JSON object that `make bench` reads."""
-    machine = {"python": platform.python_version(), "machine": platform.machine()}
+    if _spreads:
+        middle, most = statistics.median(_spreads), max(_spreads)
+        about = {
+            **about,
+            "spread": f"interquartile range over median {middle:.1%} (maximum {most:.1%}) of what was timed",
+        }
     if as_json:
-        print(json.dumps({"figures": dict(figures), "about": {**machine, **about}}))
+        print(json.dumps({"figures": dict(figures), "about": dict(about)}))
         return
     width = max(map(len, figures))
     for name, value in figures.items():

@@ -1,4 +1,4 @@
-"""Run every benchmark of this folder in sequence and write RESULTS.md: one table per benchmark.
+"""Run every benchmark of this folder in sequence and write RESULTS.md: one table per benchmark, the headlines as plots.
 
 A benchmark that fails becomes a line that says so; the others still run, and the exit code tells.
 """
@@ -10,16 +10,84 @@ import ast
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from charts import draw_bars
+
 HERE = Path(__file__).resolve().parent
-NOT_BENCHMARKS = {"remote_server.py", "common.py", "run_all.py", "screenshots.py", "stream_peers.py", "trainers_ray.py"}
 TIMEOUT = 3_600.0
+COMPARED = ("torch", "numpy", "pyarrow", "torchdata", "grain", "litdata", "mosaicml-streaming", "webdataset")
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A comparison of which RESULTS.md shows a plot.
+
+    Attributes:
+        title: what is compared, and in which unit.
+        benchmark: whose figures.
+        pattern: of the figures' names; its group is the label of the bar.
+        names: labels that are not the group itself.
+        log: draw it on a logarithmic scale.
+    """
+
+    title: str
+    benchmark: str
+    pattern: str
+    names: dict[str, str] = field(default_factory=dict)
+    log: bool = False
+
+    def values(self, figures: dict[str, float]) -> dict[str, float]:
+        """Return the bars that the figures have, by label, holdfast's first."""
+        found = ((re.fullmatch(self.pattern, name), value) for name, value in figures.items())
+        bars = {self.names.get(match[1], match[1]): value for match, value in found if match is not None and value > 0}
+        return dict(sorted(bars.items(), key=lambda bar: not bar[0].startswith("holdfast")))
+
+
+HEADLINES = (
+    Headline(
+        "first batch after resuming halfway through 10⁷ samples, ms: lower is better",
+        "resume",
+        r"(.*): first batch at half of N=1e7, ms",
+        log=True,
+    ),
+    Headline("shuffled token batches, samples/s: higher is better", "stream", r"tokens: (.*), samples/s", log=True),
+    Headline(
+        "restore of a distributed checkpoint in 8 files, GB/s: higher is better",
+        "checkpoint_load",
+        r"8 files, (stock|off|crc|raw): GB/s",
+        {
+            "stock": "torch's reader",
+            "off": "holdfast, not verified",
+            "crc": "holdfast, every CRC checked",
+            "raw": "plain reads",
+        },
+    ),
+    Headline(
+        "metric updates of all six types, per second: higher is better",
+        "metrics",
+        r"all_six_types_(.*)_updates_per_second",
+        {
+            "columnar": "holdfast, by column",
+            "per_sample": "holdfast, per sample",
+            "deque": "a dict and a deque per sample",
+        },
+        log=True,
+    ),
+    Headline(
+        "runs of the fault lab, share: failures named, true cause first, false alarms",
+        "debug",
+        r"report_(recall|cause_top1|false_alarms)",
+        {"recall": "holdfast: failures named", "cause_top1": "true cause first", "false_alarms": "false alarms"},
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +100,14 @@ class Outcome:
     figures: dict[str, float] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     failure: str | None = None
+
+
+def is_benchmark(script: Path) -> bool:
+    """Return whether a script publishes figures; the others draw pictures or are parts of benchmarks."""
+    imports = (
+        node for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)
+    )
+    return any(node.module == "common" and any(name.name == "publish" for name in node.names) for node in imports)
 
 
 def title_of(script: Path) -> str:
@@ -59,7 +135,7 @@ def run_one(script: Path, *, quick: bool, timeout: float) -> Outcome:
         found = json.loads(done.stdout.strip().splitlines()[-1])
         return outcome(figures=found["figures"], about=found.get("about", {}))
     except (json.JSONDecodeError, IndexError, KeyError, TypeError):
-        return outcome(failure="its last line is no object with figures")
+        return outcome(failure="its last line is not a JSON object with figures")
 
 
 def shown(value: object) -> str:
@@ -82,15 +158,43 @@ def machine() -> str:
     )
 
 
-def report(outcomes: list[Outcome], *, quick: bool) -> str:
+def versions() -> str:
+    """Return the versions of what is compared, where it is installed."""
+    found = []
+    for name in ("holdfast", *COMPARED):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:  # noqa: PERF203
+            found.append(f"{name} not installed")
+    return ", ".join(found)
+
+
+def draw_headlines(outcomes: list[Outcome], folder: Path) -> list[str]:
+    """Draw every headline that was measured; returns the lines that show them."""
+    figures = {one.name: one.figures for one in outcomes}
+    lines = []
+    for number, headline in enumerate(HEADLINES, 1):
+        values = headline.values(figures.get(headline.benchmark, {}))
+        if values:
+            folder.mkdir(exist_ok=True)
+            name = f"{number}-{headline.benchmark}.svg"
+            (folder / name).write_text(draw_bars(values, title=headline.title, log=headline.log), encoding="utf-8")
+            lines += [f"![{headline.title}]({folder.name}/{name})", ""]
+    return lines
+
+
+def report(outcomes: list[Outcome], *, quick: bool, plots: list[str]) -> str:
     """Return RESULTS.md."""
+    minutes = sum(one.seconds for one in outcomes) / 60
     lines = [
         "# Results",
         "",
-        f"Written by `make bench` on {time.strftime('%Y-%m-%d', time.gmtime())}: {machine()}."
+        f"Written by `make bench` on {time.strftime('%Y-%m-%d', time.gmtime())} in {minutes:.0f} minutes: {machine()}."
         + (" Quick run: smaller inputs, fewer rounds." if quick else ""),
+        f"Versions: {versions()}.",
         "Both sides of every comparison ran in the same run, taking turns; figures are medians.",
         "",
+        *plots,
     ]
     for one in outcomes:
         lines += [f"## {one.name}", "", one.title, "", "| figure | value |", "| --- | ---: |"]
@@ -111,7 +215,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=HERE / "RESULTS.md")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds for each benchmark")
     options = parser.parse_args()
-    scripts = [script for script in sorted(HERE.glob("*.py")) if script.name not in NOT_BENCHMARKS]
+    scripts = [script for script in sorted(HERE.glob("*.py")) if is_benchmark(script)]
     if options.only is not None:
         unknown = set(options.only) - {script.stem for script in scripts}
         if unknown:
@@ -123,7 +227,8 @@ def main() -> int:
         outcome = run_one(script, quick=options.quick, timeout=options.timeout)
         print(f"  {outcome.failure or f'{len(outcome.figures)} figures'}, {outcome.seconds:.0f} s", flush=True)
         outcomes.append(outcome)
-    options.output.write_text(report(outcomes, quick=options.quick), encoding="utf-8")
+    plots = draw_headlines(outcomes, options.output.parent / "results")
+    options.output.write_text(report(outcomes, quick=options.quick, plots=plots), encoding="utf-8")
     print(f"written to {options.output}")
     return 1 if any(outcome.failure for outcome in outcomes) else 0
 

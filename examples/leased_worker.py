@@ -30,7 +30,7 @@ def dataset(samples: int) -> hfast.StreamDataset:
 
 
 def main() -> int:
-    """Work until the job has ended, or until a signal asks to end."""
+    """Work until the job has ended, or until a signal asks the worker to stop."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", required=True, help="redis://HOST:PORT, etcd://HOST:PORT or HOST:PORT")
     parser.add_argument("--folder", required=True, type=Path, help="folder shared by all workers")

@@ -1,6 +1,6 @@
-"""An extension of Griffe: signatures in the reference show a type without the checks that are attached to it.
+"""A Griffe extension: signatures in the reference show a type without the checks attached to it.
 
-``Annotated[int, Between(1, 9)]`` says to a reader what ``int`` says; the bounds are in the text.
+To a reader ``Annotated[int, Between(1, 9)]`` means the same as ``int``; the bounds are in the text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class PlainAnnotations(griffe.Extension):
 
 
 def plain(annotation: Any) -> Any:
-    """Return the annotation without what is attached to it, inside unions too."""
+    """Return the annotation without what is attached to it, including inside unions."""
     if isinstance(annotation, griffe.ExprSubscript) and str(annotation.left) == "Annotated":
         return annotation.slice.elements[0] if isinstance(annotation.slice, griffe.ExprTuple) else annotation.slice
     if isinstance(annotation, griffe.ExprBinOp):

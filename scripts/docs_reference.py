@@ -1,6 +1,6 @@
-"""A hook of MkDocs: writes lists from the code they describe, so that none is kept twice.
+"""A MkDocs hook that generates lists from the code they describe, so that none is written twice.
 
-A page asks for the reference of a package's ``__all__`` with a line ``[[reference holdfast.stream]]``, and for the
+A page requests the reference of a package's ``__all__`` with a line ``[[reference holdfast.stream]]``, and the
 thresholds of a detector, each with its default and its docstring, with ``[[thresholds spike]]``.
 """
 
@@ -20,7 +20,7 @@ DETECTOR = re.compile(r"^\[\[thresholds (?P<detector>\w+)\]\]$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace every request for a list by the list."""
+    """Replace every request for a list with the list."""
     markdown = PACKAGE.sub(lambda match: _entries(match["package"]), markdown)
     return DETECTOR.sub(lambda match: _thresholds(match["detector"]), markdown)
 
@@ -41,7 +41,7 @@ def _thresholds(detector: str) -> str:
 
 
 def described(rule: Any, prefix: str = "") -> Iterator[tuple[str, float, str]]:
-    """Give every threshold of a rule and of the rules in it, by name, with its default and its docstring."""
+    """Yield every threshold of a rule and of the rules in it: its name, its default and its docstring."""
     from holdfast.debug.thresholds import SharedRule
 
     texts = _field_texts(type(rule))
@@ -55,7 +55,7 @@ def described(rule: Any, prefix: str = "") -> Iterator[tuple[str, float, str]]:
 
 
 def _field_texts(rule: type) -> dict[str, str]:
-    """Return the docstrings that stand below the fields of a class, or in the ``Args:`` of its own docstring."""
+    """Return the docstrings below the fields of a class, or from the ``Args:`` of its own docstring."""
     (tree,) = ast.parse(inspect.cleandoc(inspect.getsource(rule))).body
     assert isinstance(tree, ast.ClassDef)
     texts = {}

@@ -2,7 +2,7 @@
 
 A mutant is one change by one of Cosmic Ray's operators to one place in a package, drawn at random from all of them. The
 tests that execute its line run against it in a copy of the project; a mutant on a line that no test executes survives.
-Prints each survivor with its line before and after, and fails where fewer than ``--at-least`` were noticed.
+Prints each survivor with its line before and after, and fails if fewer than ``--at-least`` were noticed.
 
     python scripts/mutants.py order coordinate checkpoint --sample 60
 """
@@ -26,10 +26,10 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parent.parent
-# Annotations are never evaluated and a missing decorator of a protocol changes nothing: such mutants say nothing.
+# Annotations are never evaluated and removing a protocol's decorator changes nothing: such mutants are meaningless.
 LEFT_OUT = ("BitOr", "RemoveDecorator", "VariableReplacer", "VariableInserter", "ReplaceUnaryOperator_Delete_USub")
-BESIDE = {"checkpoint": "faults/test_checkpoint_*.py"}  # quick ones: those of other packages start servers and jobs
-MAX_TESTS = 80  # functions per mutant: those behind many lines are passed over by hundreds of tests
+BESIDE = {"checkpoint": "faults/test_checkpoint_*.py"}  # quick ones only: those of other packages start servers
+MAX_TESTS = 80  # test functions per mutant: some lines are executed by hundreds
 SECONDS = 240  # per mutant: an endless loop counts as noticed
 
 
@@ -130,12 +130,12 @@ def show(mutant: Mutant) -> str:
 
 
 def main() -> int:
-    """Draw mutants of the packages that were named, try them, and return the exit code."""
+    """Draw mutants of the given packages, try them, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packages", nargs="+", help="packages of holdfast, such as order")
     parser.add_argument("--sample", type=int, default=60, help="mutants per package")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants tried at a time")
     parser.add_argument("--at-least", type=float, default=0.85, help="fraction that must be noticed in every package")
     given = parser.parse_args()
     enough = True

@@ -1,11 +1,11 @@
-"""holdfast keeps a PyTorch training run true.
+"""holdfast keeps PyTorch training runs honest.
 
 Data streams whose every batch is a pure function of its step, metrics that merge exactly over ranks and restarts,
 checkpoints saved and restored at the speed of the disk and verified, runs that continue by themselves, and a debugger
 that reads any training log.
 
-The names load on first use, so that ``import holdfast`` costs milliseconds and needs neither torch nor pyarrow. Their
-one list is ``__init__.pyi``, which type checkers read too; all else is imported from its package.
+The names load on first use, so that ``import holdfast`` costs milliseconds and needs neither torch nor pyarrow. They
+are listed only in ``__init__.pyi``, which type checkers read too; import everything else from its package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m holdfast` is the `holdfast` command."""
+"""The ``holdfast`` command, run as ``python -m holdfast``."""
 
 from holdfast.cli.main import run
 

@@ -1,7 +1,7 @@
-"""Checks of arguments: an error names the argument, what was passed, and what is expected.
+"""Argument checks: an error names the argument, the value passed and what is expected.
 
 A wrong value is refused where it is passed. Found later, it would be an error from deep inside the library or, worse,
-none: ``steps=nan`` never ends, and a policy for a failure that does not exist protects nobody.
+no error: ``steps=nan`` never ends, and a policy for a failure that does not exist never applies.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from holdfast.errors import ConfigError
 __all__ = ["check_fields", "check_path", "check_type", "closest", "is_function", "real_number", "whole_number"]
 
 _MAX_SHOWN = 80
-"""Characters of a wrong value that its error shows."""
+"""Characters of a wrong value shown in its error."""
 
 
 def check_type(name: str, value: Any, fits: type | tuple[type, ...] | Callable[[Any], bool], expected: str) -> None:
-    """Raise unless an argument is of a type, or fits a condition.
+    """Raise unless an argument has a type, or meets a condition.
 
     Raises:
         ConfigError: it does not.
@@ -34,7 +34,7 @@ def check_type(name: str, value: Any, fits: type | tuple[type, ...] | Callable[[
 
 
 def is_function(value: Any) -> bool:
-    """Return whether an optional function was passed, or None."""
+    """Return whether a value is callable or None."""
     return value is None or callable(value)
 
 
@@ -85,10 +85,10 @@ def check_fields(options: Any, *, may_be_zero: tuple[str, ...] = ()) -> None:
 
     Args:
         options: the options.
-        may_be_zero: whole numbers that need not be positive.
+        may_be_zero: the ``int`` fields that may be 0.
 
     Raises:
-        ConfigError: a field has another type, or is too small.
+        ConfigError: a field has the wrong type, or is too small.
     """
     for each in fields(options):
         value = getattr(options, each.name)
@@ -104,6 +104,6 @@ def check_fields(options: Any, *, may_be_zero: tuple[str, ...] = ()) -> None:
 
 
 def closest(name: str, known: list[str]) -> str:
-    """Return the hint for a name that is not known: the one it resembles, and the known ones."""
+    """Return the hint for an unknown name: the closest known name, and all known names."""
     near = get_close_matches(name, known, n=1)
     return (f"did you mean {near[0]!r}? " if near else "") + f"known: {', '.join(known)}"

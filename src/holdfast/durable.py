@@ -9,7 +9,7 @@ __all__ = ["sync", "write_whole"]
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file under a temporary name (``.<name>.<process>.tmp``), bring it to the disk and give it its own."""
+    """Write a file under a temporary name (``.<name>.<process>.tmp``), flush it to disk and rename it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
@@ -20,7 +20,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -3,9 +3,9 @@
 Each error says what happened, where (as attributes and in the text) and what to do about it::
 
     HoldfastError
-    ├── ConfigError (ValueError)                an option that cannot work, found before anything runs
+    ├── ConfigError (ValueError)                an invalid option, found before anything runs
     │   ├── EmptyPartitionError                 a rank would get no sample
-    │   ├── MixtureError                        invalid weights or names of a mixture
+    │   ├── MixtureError                        invalid weights or names in a mixture
     │   └── PartitionError                      ranges, labels or shares that do not fit the data
     ├── OrderError (ValueError)                 a position, index or skip outside what the order covers
     │   └── EverythingSkippedError              the skips leave nothing to read
@@ -18,7 +18,7 @@ Each error says what happened, where (as attributes and in the text) and what to
     │   ├── EmptyBatchError                     every sample of a batch failed under on_error="skip"
     │   ├── WorkerDiedError                     a worker process died repeatedly on the same step
     │   └── StateError (ValueError)             a stream state that cannot be used here
-    │       ├── StateMismatchError              made with other data, weights, seed or partition
+    │       ├── StateMismatchError              made with different data, weights, seed or partition
     │       ├── StateVersionError               made by a newer holdfast
     │       └── StateFileError                  a torn, foreign or missing state file
     ├── MetricError (ValueError)                a metric that cannot be aggregated or merged
@@ -38,7 +38,7 @@ Each error says what happened, where (as attributes and in the text) and what to
     │   └── SupersededError                     a newer generation of the job has begun on another store
     ├── RunError (RuntimeError)                 a training run could not be started, recorded or continued
     │   ├── RunFolderError (ValueError)         the folder holds something else, or nothing a run can continue from
-    │   ├── RunMismatchError (ValueError)       the folder belongs to another run, other data or another model
+    │   ├── RunMismatchError (ValueError)       the folder belongs to a different run, dataset or model
     │   ├── RunLockedError                      another process is running in this folder
     │   ├── RunLogError (ValueError)            the run log was cut, edited or cannot be read
     │   ├── RunWriteError (OSError)             the run's folder cannot be written to
@@ -104,6 +104,13 @@ __all__ = [
 ]
 
 
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return f"a {type(value).__name__} too large to print"
+
+
 class HoldfastError(Exception):
     """The base of every error holdfast raises.
 
@@ -128,7 +135,7 @@ class HoldfastError(Exception):
     def __str__(self) -> str:
         text = self.message
         if self.where:
-            text += " [" + ", ".join(f"{name}={value!r}" for name, value in self.where.items()) + "]"
+            text += " [" + ", ".join(f"{name}={_shown(value)}" for name, value in self.where.items()) + "]"
         if self.hint:
             text += f" — {self.hint}"
         return _without_secrets(text)
@@ -149,7 +156,7 @@ def _without_secrets(text: str) -> str:
 
 
 class ConfigError(HoldfastError, ValueError):
-    """An option that cannot work, found before anything runs."""
+    """An invalid option, found before anything runs."""
 
     source: str | None = None
     file: str | None = None
@@ -167,7 +174,7 @@ class EmptyPartitionError(ConfigError):
 
 
 class MixtureError(ConfigError):
-    """Invalid weights or names of a mixture."""
+    """Invalid weights or names in a mixture."""
 
 
 class PartitionError(ConfigError):
@@ -253,7 +260,7 @@ class StateError(StreamError, ValueError):
 
 
 class StateMismatchError(StateError):
-    """The state was made with other data, weights, seed or partition."""
+    """The state was made with different data, weights, seed or partition."""
 
     children: dict[str, str] | None = None
 
@@ -287,7 +294,7 @@ class CheckpointError(HoldfastError, RuntimeError):
 
 
 class CheckpointReadError(CheckpointError, OSError):
-    """The disk or the file layer failed, or another checkpoint took the place of this one while it was read."""
+    """The disk or the file layer failed, or the checkpoint was replaced by another while it was being read."""
 
     replaced: bool = False
 
@@ -314,7 +321,7 @@ class CheckpointMismatchError(CheckpointError, ValueError):
 
 
 class UnsafeCheckpointError(CheckpointError):
-    """The checkpoint would run code or read outside its folder, or holds objects that are not rebuilt."""
+    """The checkpoint would run code or read outside its folder, or contains objects that holdfast does not rebuild."""
 
     file: str
     names: list[str] | None = None
@@ -380,7 +387,7 @@ class RunFolderError(RunError, ValueError):
 
 
 class RunMismatchError(RunError, ValueError):
-    """The folder belongs to another run, other data or another model; names what differs."""
+    """The folder belongs to a different run, dataset or model; names what differs."""
 
 
 class RunLockedError(RunError):

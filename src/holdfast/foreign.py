@@ -1,8 +1,8 @@
-"""Files and JSON that may come from anyone: only plain files of their own folder are opened, and depth is bounded.
+"""Reading of untrusted files and JSON: only regular files in their own folder are opened, and depth is bounded.
 
-A folder that was sent to somebody can hold a named pipe where a log should be (opening it would block forever), a link
-to a file of the reader's own, a file of a terabyte that takes no room on disk, or JSON that is nested deeper than any
-program that walks over it can follow. Each is refused here, before anything else looks at it.
+A folder received from somebody else can contain a named pipe where a log should be (opening it would block forever), a
+link to one of the reader's own files, a sparse file of a terabyte, or JSON nested too deeply for any program that
+recurses into it. Each is refused here, before anything else reads it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, BinaryIO
 __all__ = ["MAX_DEPTH", "MAX_LINE_BYTES", "line_blocks", "open_plain", "parse_json", "read_plain"]
 
 MAX_DEPTH = 64
-"""Nesting of JSON; what holdfast writes is nested less than ten deep."""
+"""Levels of nesting in JSON; holdfast itself writes fewer than ten."""
 MAX_LINE_BYTES = 32 << 20
 """A longer line is refused: parsed, it would take up to a gigabyte."""
 MAX_DOCUMENT_BYTES = 256 << 20
-"""A larger file that is read as a whole is refused; a run's largest is about a tenth of it."""
+"""A larger file is refused if it is read as a whole; a run's largest is about a tenth of this."""
 BLOCK_BYTES = 64 << 20
-"""Read at once of a file of lines."""
+"""Bytes per read of a file of lines."""
 MAX_NUMBER = int(sys.float_info.max)
 
 
@@ -37,12 +37,12 @@ def open_plain(path: Path, *, within: Path) -> BinaryIO:
         within: the folder it must lie in, once every link is followed.
 
     Raises:
-        OSError: there is none, it is not a regular file, or a link leads out of the folder.
+        OSError: it does not exist, it is not a regular file, or a link leads out of the folder.
     """
     folder, place = os.path.realpath(within), os.path.realpath(path)
     if not place.startswith(folder.rstrip(os.sep) + os.sep):
         raise OSError(errno.EPERM, "a symbolic link leads out of the folder", str(path))
-    # O_NONBLOCK: opening a named pipe must not wait for somebody who writes to it.
+    # O_NONBLOCK: opening a named pipe must not wait for a writer.
     descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -54,7 +54,7 @@ def open_plain(path: Path, *, within: Path) -> BinaryIO:
 
 
 def read_plain(path: Path, *, within: Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """Return the content of a file, as ``open_plain`` opens it.
+    """Return the content of a file, opened with ``open_plain``.
 
     Raises:
         OSError: it cannot be opened or read, or is larger than ``max_bytes``.
@@ -67,7 +67,7 @@ def read_plain(path: Path, *, within: Path, max_bytes: int = MAX_DOCUMENT_BYTES)
 
 
 def line_blocks(file: BinaryIO, *, block_bytes: int = BLOCK_BYTES) -> Iterator[list[bytes]]:
-    """Yield the whole lines of a file, many at a time; what follows the last line break is left out.
+    """Yield the complete lines of a file, many at a time; anything after the last line break is left out.
 
     Raises:
         OSError: the file cannot be read, or a line is longer than ``MAX_LINE_BYTES``.
@@ -87,7 +87,7 @@ def parse_json(text: bytes | str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is not JSON, is nested deeper than ``MAX_DEPTH``, or a number in it is beyond any float.
+        ValueError: it is not JSON, is nested deeper than ``MAX_DEPTH``, or has a number too large for a float.
     """
     try:
         value = json.loads(text)

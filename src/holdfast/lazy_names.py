@@ -19,17 +19,17 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Loading:
 
     Args:
         package: its ``__name__``.
-        homes: the module of the package that each name lives in.
+        homes: the submodule that each name lives in.
     """
     return _loading(package, {name: f"{package}.{home}" for name, home in homes.items()}, frozenset())
 
 
 def stub_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return a package's ``__getattr__``, ``__dir__`` and ``__all__``, as the stub beside it lists its names.
+    """Return a package's ``__getattr__``, ``__dir__`` and ``__all__``, with the names listed in the stub beside it.
 
     Args:
         package: its ``__name__``.
-        file: its ``__file__``; the stub's is the same, ending in ``.pyi``.
+        file: its ``__file__``; the stub has the same path, ending in ``.pyi``.
     """
     stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
     listed = {name: home for home, name in re.findall(r"^from (\S+) import (\w+) as \w+$", stub, re.MULTILINE)}

@@ -1,4 +1,4 @@
-"""Packages that not everyone installs: imported when they are needed, or named with the extra that brings them."""
+"""Optional packages: imported when needed; if one is missing, the error names the extra that installs it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["require"]
 
 
 def require(package: str, *, needed_by: str, extra: str) -> Any:
-    """Return the module of a package.
+    """Import a package and return its module.
 
     Args:
-        package: what is imported.
+        package: the package to import.
         needed_by: what needs it, for the error.
         extra: the extra of holdfast that installs it.
 

@@ -1,7 +1,7 @@
-"""The files of a run log, read: their lines as they were written, or a compacted file's numbers.
+"""Reading of the files of a run log: their lines as they were written, or a compacted file's numbers.
 
-The files may come from anyone. How large a compacted one is once it is unpacked is asked before anything is unpacked,
-and every column must have the type that compaction gives it.
+The files are untrusted: the size of a compacted file is limited, also when unpacked, and every column must have the
+type that compaction gives it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ __all__ = ["OTHER", "VALUE", "CompactedFile", "as_numpy", "read_log_lines", "whe
 
 T = TypeVar("T")
 VALUE = "value/"
-"""What the name of a column of numbers begins with."""
+"""The prefix of the name of a column of numbers."""
 OTHER = "other"
-"""The column that holds the lines which are not steps once more: a few, which are read without unpacking all lines."""
+"""The column with a second copy of the lines that are not steps: a few, to be read without unpacking all lines."""
 MAX_FILE_BYTES = 1 << 30
 MAX_LINES_BYTES = 2 << 30
-"""Of all lines of a part together; compaction begins with parts of 64 MB."""
+"""All lines of a part together; compaction begins with parts of 64 MB."""
 MAX_NUMBERS = 1 << 27
-"""In all columns of a part together: one gigabyte."""
+"""Numbers in all columns of a part together: one gigabyte."""
 ROWS_AT_ONCE = 8192
 
 
 def read_log_lines(path: Path, *, within: Path) -> list[bytes]:
-    """Return the whole lines of a file of the log, compacted or not; what follows the last line break is left out.
+    """Return the complete lines of a log file, compacted or not; anything after the last line break is left out.
 
     Args:
         path: the file.
-        within: the run's folder, out of which no link may lead.
+        within: the run's folder; no link may lead out of it.
 
     Raises:
         RunLogError: the file cannot be read.
@@ -57,7 +57,7 @@ class CompactedFile:
 
     Args:
         path: the file.
-        within: the run's folder, out of which no link may lead.
+        within: the run's folder; no link may lead out of it.
 
     Raises:
         RunLogError: it is not what compaction writes.
@@ -98,11 +98,11 @@ class CompactedFile:
         return self._reading(lambda: [line + b"\n" for line in self._encoded(self._column("line"))])
 
     def lines_where(self, is_other: Any, *, skip: int = 0) -> list[bytes]:
-        """Return the lines of some rows, which are not steps.
+        """Return the lines of the selected rows, none of which may be a step.
 
         Args:
-            is_other: whether each row is one of them.
-            skip: leave out these first rows, of which ``is_other`` says nothing.
+            is_other: whether each row is selected.
+            skip: the number of rows at the start to leave out; ``is_other`` does not cover them.
         """
         return self._reading(lambda: self._encoded(self._column(self._others).slice(skip).filter(is_other)))
 
@@ -118,21 +118,21 @@ class CompactedFile:
         for batch in self._parquet.iter_batches(batch_size=ROWS_AT_ONCE, columns=[name]):
             size += batch.nbytes
             if size > MAX_LINES_BYTES:
-                raise self._unreadable("it is too large once it is unpacked")
+                raise self._unreadable("it is too large when unpacked")
             batches.append(batch)
         return arrow.Table.from_batches(batches, arrow.schema([(name, arrow.string())]))[name]
 
     def numbers(self) -> Any:
         """Return the events and every column of numbers as one table."""
         if self._parquet.metadata.num_rows * (len(self.names) + 1) > MAX_NUMBERS:
-            raise self._unreadable("it is too large once it is unpacked")
+            raise self._unreadable("it is too large when unpacked")
         return self._reading(lambda: self._parquet.read(columns=["event", *self.names]))
 
     def says(self, columns: Mapping[str, Any]) -> bool:
-        """Return whether the numbers, and the lines that are there twice, are those of its lines.
+        """Return whether the numbers and the second copies of lines agree with the lines.
 
         Args:
-            columns: what compaction makes of its lines.
+            columns: the columns that compaction makes from the lines.
         """
         numbers = self.numbers()
         twice = {OTHER: self._reading(lambda: self._column(OTHER))} if self._others == OTHER else {}
@@ -157,25 +157,25 @@ class CompactedFile:
 def as_numpy(column: Any) -> NDArray[np.float64]:
     """Return the numbers of a column that has no nulls.
 
-    Arrow's own ``to_numpy`` imports pandas, if that is installed, and takes longer for it than for a file of the log.
+    Arrow's own ``to_numpy`` imports pandas if it is installed, which takes longer than reading a file of the log.
     """
     chunks: list[Any] = [np.from_dlpack(chunk) for chunk in column.chunks]
     return chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0), *chunks])
 
 
 def where_true(flags: Any) -> NDArray[np.bool_]:
-    """Return a column of flags as an array; without pandas, as ``as_numpy``."""
+    """Return a column of flags as an array, without importing pandas (see ``as_numpy``)."""
     import pyarrow as arrow
 
     return as_numpy(flags.cast(arrow.uint8())).astype(bool)
 
 
 def _equal(found: Any, expected: Any) -> bool:
-    """Return whether two columns hold the same values; a number that is not one equals another."""
+    """Return whether two columns hold the same values; NaN equals NaN."""
     return found.to_pylist() == expected.to_pylist() or repr(found.to_pylist()) == repr(expected.to_pylist())
 
 
 def _opened(file: BinaryIO) -> Any:
     import pyarrow.parquet as parquet
 
-    return parquet.ParquetFile(file, pre_buffer=True)  # of a file that is mostly lines, the columns that are asked for
+    return parquet.ParquetFile(file, pre_buffer=True)  # only the requested columns of a file that is mostly lines

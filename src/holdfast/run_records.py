@@ -1,8 +1,8 @@
 """The records of a run log, checked when they are read and nowhere else.
 
-A run's folder may come from anyone, so a line is data until this module has looked at it: what it returns has every
-field its kind needs, and every field that anything reads has the type it is read as. Fields nobody knows stay as they
-are. The run, its page and the debugger all read through ``parse_record``.
+A run's folder is untrusted, so a line is mere data until this module has checked it: a returned record has every field
+that its kind needs, and every field that is read anywhere has the expected type. Unknown fields are kept as they are.
+The run, its page and the debugger all read through ``parse_record``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["FORMAT_VERSION", "HEADER", "MAX_BATCHES_PER_STEP", "MAX_SECONDS", "B
 Record = dict[str, Any]
 
 HEADER = "holdfast"
-"""The field that makes a record the header of its file."""
+"""The field that marks a record as the header of its file."""
 FORMAT_VERSION = 1
-"""Of the run log; a newer one is refused."""
+"""The version of the run log's format; a newer one is refused."""
 MAX_SECONDS = 1e12
 """No lap of a run takes longer: thirty thousand years."""
 MAX_BATCHES_PER_STEP = 1 << 20
 MAX_BATCH = 1 << 44
-"""More than any run takes; its samples still have 64-bit positions."""
+"""More batches than any run takes; the positions of its samples still fit into 64 bits."""
 Batch = Annotated[int, Between(0, MAX_BATCH)]
 Seconds = Annotated[float, Between(0.0, MAX_SECONDS)]
 Moment = Annotated[float, Between(-MAX_SECONDS, MAX_SECONDS)]
@@ -37,7 +37,7 @@ Unknown = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _Timed:
-    """What every record but a header can have."""
+    """The fields that every record except a header can have."""
 
     startup_time: Seconds = 0.0
     data_time: Seconds = 0.0
@@ -95,7 +95,7 @@ class _Step(_Timed):
 
 @dataclass(frozen=True, kw_only=True)
 class _Event(_Timed):
-    """An event of a kind that nothing reads more of."""
+    """An event of a kind whose other fields are read nowhere."""
 
     event: str
     step: Count | None = None
@@ -104,9 +104,9 @@ class _Event(_Timed):
 
 @dataclass(frozen=True, kw_only=True)
 class _At(_Event):
-    """An event that says at which step it happened."""
+    """An event with the step at which it happened."""
 
-    step: Count = field()  # field(): without it, what is inherited has a default
+    step: Count = field()  # field(): without it, the inherited default would apply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class _Figures(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class _ReadingFields:
-    """What was read of one source."""
+    """What was read from one source."""
 
     samples_local: Count = 0
     samples_remote: Count = 0
@@ -240,7 +240,7 @@ _NO_BATCHES = [0, 0]
 _TIMES = (*(name for name in _Timed.__dataclass_fields__ if name.endswith("_time")), "at")
 
 
-_HINT = "the log was damaged or edited, or is not one of ours: restore it from a backup"
+_HINT = "the log was damaged or edited, or is not a holdfast run log: restore it from a backup"
 
 
 def parse_record(line: bytes, *, file: str, number: int) -> Record:
@@ -248,8 +248,8 @@ def parse_record(line: bytes, *, file: str, number: int) -> Record:
 
     Args:
         line: the line.
-        file: where it stands, for the error.
-        number: its number in the file, from 1; the first line of a file is its header, and no other is.
+        file: the file it is in, for the error.
+        number: its number in the file, from 1; the first line must be a header, and no other may be.
 
     Raises:
         RunLogError: it is not a record of a run log.
@@ -257,7 +257,7 @@ def parse_record(line: bytes, *, file: str, number: int) -> Record:
     try:
         record = parse_json(line)
     except ValueError as error:
-        reason = getattr(error, "msg", error)  # the parser's own line and column would be taken for the file's
+        reason = getattr(error, "msg", error)  # without the parser's line and column, which are not the file's
         raise RunLogError(f"a line of the run log is not JSON: {reason}", file=file, line=number, hint=_HINT) from None
     if not isinstance(record, dict):
         raise RunLogError("a line of the run log is not an object", file=file, line=number, hint=_HINT)
@@ -284,7 +284,7 @@ def _problem(record: Record) -> str | None:
 
 
 def _is_plain_step(record: Record) -> bool:
-    """Whether a step is valid at first sight: there are millions, and ``problem_with`` takes ten times as long."""
+    """Return whether a step passes a quick check: there are millions, and ``problem_with`` takes ten times as long."""
     step, batches = record.get("step"), record.get("batches", _NO_BATCHES)
     if type(step) is not int or not 0 <= step <= MAX_COUNT or type(batches) is not list or len(batches) != 2:
         return False

@@ -1,4 +1,4 @@
-"""How every saved format carries its version, its defaults and its upgrades.
+"""Saved formats, each with a version, defaults and upgrades.
 
 The model: a saved format is a dataclass. Its fields say what is required (no default) and what is optional, its type
 hints say which values are valid, and a ``Format`` binds it to a name, a version and the functions that upgrade data
@@ -15,7 +15,7 @@ from earlier releases::
     JOB.from_json(value)        # a Job, or a StateError that names the field
 
 A value of a newer version is refused. Unknown fields are refused too, unless the dataclass has a field ``unknown`` (a
-dict), which keeps them and writes them again. Hints may be built of plain values, lists, tuples, dicts, unions,
+dict), which keeps them and writes them back. Hints may be built from plain values, lists, tuples, dicts, unions,
 literals, dataclasses (stored as dicts) and named tuples (stored as lists); ``Annotated`` adds ``Between`` and
 ``AS_TEXT``.
 """
@@ -36,7 +36,7 @@ __all__ = ["AS_TEXT", "MAX_COUNT", "Between", "Count", "Format", "problem_with"]
 Record = TypeVar("Record")
 Upgrade = Callable[[dict[str, Any]], Mapping[str, Any]]
 
-# No step, position or sample is ever beyond this; three times as much still fits into 64 bits.
+# No step, position or sample number exceeds this; three times as much still fits into 64 bits.
 MAX_COUNT = 1 << 60
 KEEPS_UNKNOWN = "unknown"
 _DAMAGED = "it was changed after it was saved, or is something else; use an earlier one"

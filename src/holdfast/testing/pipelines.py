@@ -212,7 +212,7 @@ def _differs_from_the_start(truth: _Life, at: int, steps: int) -> bool:
 
 
 def _what_came_instead(run: CheckpointRun, place: int) -> str:
-    """Say which step's batch came instead, if the uninterrupted run has it: this shows how far off the state was."""
+    """Return which step's batch came instead, if the uninterrupted run has it, to show how far off the state was."""
     step = run.steps_before + place
     for other, batch in enumerate([*run.batches_before, *run.ground_truth_batches]):
         if other != step and first_difference(batch, run.resumed_batches[place]) is None:

@@ -1,7 +1,7 @@
 """The contract of a source, as checks that anyone can run on their own.
 
-`check_source` reads from a source in every way the loader does and raises `AssertionError` naming the first rule that
-does not hold. It reads a few hundred samples at most, so it also suits large and remote sources.
+``check_source`` reads from a source in every way the loader does and raises ``AssertionError`` naming the first rule
+that does not hold. It reads a few hundred samples at most, so it also suits large and remote sources.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AT_ONCE = 1024  # samples read together when all are compared
 
 
 def check_source(source: Source, *, samples: int = 32, same_as: Source | None = None) -> None:
-    """Check that a source follows the contract of `holdfast.sources.Source`.
+    """Check that a source follows the contract of ``holdfast.sources.Source``.
 
     No rule can tell whether a source leaves out or repeats a sample; to find that out, pass a correct source as
     ``same_as``.
@@ -32,7 +32,7 @@ def check_source(source: Source, *, samples: int = 32, same_as: Source | None = 
     Args:
         source: the source; it must hold at least one sample.
         samples: number of samples, spread over the source, that each check reads, besides those around some shard ends.
-        same_as: a source with the same samples, such as an `ArraySource` of the data written; all samples are compared.
+        same_as: a source with the same samples, such as an ``ArraySource`` of the data; all samples are compared.
 
     Raises:
         AssertionError: a rule does not hold; the message says which, and how to fix it.
