@@ -48,7 +48,7 @@ test: setup
 # The same tests with the lowest versions that pyproject.toml declares, and then, without the extras, the tests that
 # need none: an extra may require a newer version of a package than holdfast does. pip installs torch, as everywhere.
 UV := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(LOWEST)/bin/uv pip install --quiet --resolution lowest-direct
-CORE_TOOLS := 'hypothesis>=6.100' 'pandas>=2.1' 'pytest>=8.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.8' 'scipy>=1.11'
+CORE_TOOLS := 'hypothesis>=6.136' 'pandas>=2.1' 'pytest>=8.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.8' 'scipy>=1.11'
 CORE_TESTS := tests/order tests/debug tests/cli/test_without_torch.py --ignore tests/debug/signals/test_extractors.py
 test-lowest:
 	test -x $(LOWEST)/bin/uv || $(PYTHON) -m venv $(LOWEST)

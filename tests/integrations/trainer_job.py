@@ -29,6 +29,8 @@ import torch
 import holdfast as hfast
 
 warnings.simplefilter("ignore")  # the trainers' own deprecations are not ours to fail on
+# With several processes on the CPU, transformers 4.57 restores the optimizer to "cpu:0", which torch does not know.
+torch.serialization.register_package(0, lambda _: None, lambda storage, place: storage if place[:4] == "cpu:" else None)
 GLOBAL_BATCH, SAVE_EVERY = 8, 3
 SPECIAL_TOKENS = 2
 

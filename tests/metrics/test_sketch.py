@@ -105,6 +105,22 @@ def test_however_many_values_come_at_once_the_sketch_is_the_same(seed: int, octa
     assert np.array_equal(at_once.keys, np.unique(on_grid(ordered(values), grid)))
 
 
+@given(pairs=st.integers(BUCKETS // 2 + 1, BUCKETS - 1), others=st.integers(1, 300), together=st.integers(0, 300))
+def test_an_octave_that_was_cut_counts_as_full_however_few_buckets_it_kept(
+    pairs: int, others: int, together: int
+) -> None:
+    """Pairs of neighbouring floats: one cut halves them, so their octave looks as if it had room to spare."""
+    firsts = 1.0 + np.arange(pairs, dtype=np.float64) * 2.0**-30
+    crowd = np.concatenate([firsts, np.nextafter(firsts, 2.0)])
+    elsewhere = 4.0 + np.arange(others, dtype=np.float64) * 2.0**-30
+    whole = QuantileSketch().add(np.concatenate([crowd, elsewhere]))
+    cut_first = QuantileSketch().add(np.concatenate([crowd, elsewhere[:together]]))
+    assert (cut_first.grid.shifts > 0).any()
+    assert state_of(cut_first.add(elsewhere[together:])) == state_of(whole)
+    parts = [cut_first, QuantileSketch().add(elsewhere[together:])]
+    assert state_of(QuantileSketch.merge(parts)) == state_of(whole)
+
+
 def on_grid(keys: NDArray[np.int64], grid: Grid) -> NDArray[np.int64]:
     shifts = grid.shifts_of(keys >> 52)
     return (keys >> shifts) << shifts
@@ -139,6 +155,15 @@ def test_exactly_4096_distinct_values_are_still_exact_and_one_more_is_cut() -> N
     cut = full.add(floats([1e9]))
     assert cut.cap < BUCKETS
     assert len(cut.keys) <= BUCKETS
+
+
+@pytest.mark.parametrize("copies", [1, 2, 8])
+def test_4096_distinct_values_of_one_octave_are_exact_however_often_each_comes(copies: int) -> None:
+    """With many at once, a guess at their buckets leaves just as many as are allowed, and must still be undone."""
+    values = np.nextafter(1.0 + np.arange(BUCKETS) / BUCKETS, 2.0)
+    sketch = QuantileSketch().add(np.repeat(values, copies))
+    assert np.array_equal(sketch.keys, ordered(values))
+    assert sketch.quantile(50) == values[BUCKETS // 2 - 1]
 
 
 @given(st.integers(0, 2**32), st.floats(0.0, 1000.0), st.integers(1, 20_000))
