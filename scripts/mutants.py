@@ -1,7 +1,8 @@
 """Break the code in small ways, one at a time, and count how often its tests notice.
 
 A mutant is one change by one of Cosmic Ray's operators to one place in a package, drawn at random from all of them. The
-tests that execute its line run against it in a copy of the project; a mutant on a line that no test executes survives.
+tests that execute its line run against it in a copy of the project (for a line executed on import, those that execute
+the module); a mutant in a module that no test executes survives.
 Prints each survivor with its line before and after, and fails if fewer than ``--at-least`` were noticed.
 
     python scripts/mutants.py order coordinate checkpoint --sample 60
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import coverage
@@ -30,7 +32,34 @@ ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = ("BitOr", "RemoveDecorator", "VariableReplacer", "VariableInserter", "ReplaceUnaryOperator_Delete_USub")
 BESIDE = {"checkpoint": "faults/test_checkpoint_*.py"}  # quick ones only: those of other packages start servers
 MAX_TESTS = 80  # test functions per mutant: some lines are executed by hundreds
-SECONDS = 240  # per mutant: an endless loop counts as noticed
+SECONDS = 240  # per run of a mutant's tests, and a quarter of it per test: an endless loop counts as noticed
+# Few examples of every property notice most mutants; only those that are left need all of them.
+EXAMPLES = (8, 30)
+# Coverage by itself takes the first function whose name starts with "test" for the context; in a property test, that is
+# one of Hypothesis's own. And a failing example is enough: it need not be made small.
+PLUGIN = """
+import coverage
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+for examples in (8, 30):
+    settings.register_profile(
+        f"mutants-{examples}",
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=(Phase.explicit, Phase.generate),
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    if coverage.Coverage.current() is not None:
+        coverage.Coverage.current().switch_context(item.nodeid)
+    return (yield)
+"""
 
 
 @dataclass(frozen=True)
@@ -60,40 +89,43 @@ def pytest(
     tree: Path, *arguments: str, under: tuple[str, ...] = (), seconds: float | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run tests in a copy of the project."""
-    command = [sys.executable, *under, "-m", "pytest", "-q", "-p", "no:xdist", "-m", "not soak", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    options = ["-q", "-p", "no:xdist", "-p", "mutants_plugin", "-m", "not soak", f"--timeout={SECONDS // 4}"]
+    command = [sys.executable, *under, "-m", "pytest", *options, *arguments]
+    environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}", "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
         command, cwd=tree, env=environment, capture_output=True, text=True, timeout=seconds, check=False
     )
 
 
 def tests_by_line(tree: Path, name: str) -> dict[Path, dict[int, list[str]]]:
-    """Return, for every module of a package, the test functions that execute each of its lines."""
+    """Return, for every module of a package, the test functions that execute each of its lines.
+
+    Line 0 has the tests that execute any line of the module's functions: those to run for what is executed on import.
+    """
     settings, data = tree / "mutants.coveragerc", tree / "mutants.coverage"
-    settings.write_text(f"[run]\ndynamic_context = test_function\nsource = src/holdfast/{name}\ndata_file = {data}\n")
+    settings.write_text(f"[run]\nsource = src/holdfast/{name}\ndata_file = {data}\n")
     beside = (tree / "tests").glob(BESIDE[name]) if name in BESIDE else ()
     suites = [f"tests/{name}", *sorted(str(path.relative_to(tree)) for path in beside)]
     done = pytest(tree, *suites, under=("-m", "coverage", "run", f"--rcfile={settings}"))
     if done.returncode:
         sys.exit(f"the tests of {name} fail before anything is changed:\n{done.stdout[-2_000:]}")
-    listed = pytest(tree, "--collect-only", *suites).stdout.splitlines()
-    functions = {line.partition("[")[0] for line in listed if "::" in line}
     read = coverage.CoverageData(basename=str(data))
     read.read()
-    return {
-        ROOT / Path(file).relative_to(tree): {
-            line: sorted(functions.intersection(map(test_id, contexts)))
-            for line, contexts in read.contexts_by_lineno(file).items()
+    found: dict[Path, dict[int, list[str]]] = {}
+    for file in read.measured_files():
+        lines = {
+            line: sorted({test.partition("[")[0] for test in tests if test})
+            for line, tests in read.contexts_by_lineno(file).items()
         }
-        for file in read.measured_files()
-    }
+        lines[0] = sorted({test for tests in lines.values() for test in tests})
+        found[ROOT / Path(file).relative_to(tree)] = lines
+    return found
 
 
-def test_id(context: str) -> str:
-    """Return pytest's name for a test, from the dotted name that coverage gives it."""
-    parts = context.split(".")
-    place = next((number for number, part in enumerate(parts) if part.startswith("test_")), len(parts))
-    return "/".join(parts[: place + 1]) + ".py::" + "::".join(parts[place + 1 :])
+def tests_of(mutant: Mutant, lines: dict[Path, dict[int, list[str]]]) -> list[str]:
+    """Return the test functions that may notice a mutant."""
+    known = lines.get(mutant.module, {0: []})
+    return known.get(mutant.line) or known[0]
 
 
 def survives(mutant: Mutant, tests: list[str], trees: list[Path]) -> bool:
@@ -106,7 +138,10 @@ def survives(mutant: Mutant, tests: list[str], trees: list[Path]) -> bool:
     chosen = random.Random(mutant.line).sample(tests, min(len(tests), MAX_TESTS))
     try:
         module.write_text(mutated(mutant), encoding="utf-8")
-        return pytest(tree, "-x", *sorted(chosen), seconds=SECONDS).returncode == 0
+        own = f"/test_{mutant.module.stem}.py::"
+        ordered = sorted(chosen, key=lambda test: (own not in test, test))
+        profiles = (f"--hypothesis-profile=mutants-{examples}" for examples in EXAMPLES)
+        return all(pytest(tree, "-x", profile, *ordered, seconds=SECONDS).returncode == 0 for profile in profiles)
     except subprocess.TimeoutExpired:
         return False
     finally:
@@ -119,6 +154,15 @@ def mutated(mutant: Mutant) -> str:
     text = mutate_code(mutant.module.read_text(encoding="utf-8"), get_operator(mutant.operator)(), mutant.occurrence)
     assert text is not None
     return text
+
+
+def compiles(mutant: Mutant) -> bool:
+    """Return whether the changed module is Python: ``*`` in a list of parameters cannot become ``/``, for example."""
+    try:
+        compile(mutated(mutant), mutant.module, "exec", dont_inherit=True)
+    except SyntaxError:
+        return False
+    return True
 
 
 def show(mutant: Mutant) -> str:
@@ -143,18 +187,23 @@ def main() -> int:
         trees = [Path(place) / str(number) / "project" for number in range(given.jobs)]
         for tree in trees:
             shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv*", "build", "site", "__pycache__"))
+            (tree / "mutants_plugin.py").write_text(PLUGIN)
         for name in given.packages:
             lines = tests_by_line(trees[0], name)
             everything = candidates(ROOT / "src" / "holdfast" / name)
-            drawn = random.Random(given.seed).sample(everything, min(given.sample, len(everything)))
-            tests = [lines.get(mutant.module, {}).get(mutant.line, []) for mutant in drawn]
+            random.Random(given.seed).shuffle(everything)
+            drawn = list(islice(filter(compiles, everything), given.sample))
+            tests = [tests_of(mutant, lines) for mutant in drawn]
+            left = 0
             with ThreadPoolExecutor(given.jobs) as pool:
                 alive = pool.map(lambda mutant, chosen: survives(mutant, chosen, trees), drawn, tests)
-                left = [mutant for mutant, survived in zip(drawn, alive, strict=True) if survived]
-            noticed = 1 - len(left) / len(drawn)
+                for mutant, chosen, survived in zip(drawn, tests, alive, strict=True):
+                    if survived:
+                        left += 1
+                        print(f"{show(mutant)}\n  survives {len(chosen)} tests", flush=True)
+            noticed = 1 - left / len(drawn)
             enough = enough and noticed >= given.at_least
-            print(f"{name}: {len(drawn) - len(left)} of {len(drawn)} mutants noticed ({noticed:.0%})")
-            print("\n".join(map(show, left)), flush=True)
+            print(f"{name}: {len(drawn) - left} of {len(drawn)} mutants noticed ({noticed:.0%})", flush=True)
     return 0 if enough else 1
 
 
