@@ -108,6 +108,11 @@ OBJECTS: dict[str, Any] = {
 }
 
 
+def same_metadata(left: np.dtype[Any], right: np.dtype[Any]) -> bool:
+    """Return whether two types carry the same metadata: NumPy 1 restores a date without any with an empty dict."""
+    return (left.metadata or {}) == (right.metadata or {})
+
+
 def same(left: Any, right: Any) -> bool:
     if type(left) is not type(right):
         return False
@@ -119,9 +124,9 @@ def same(left: Any, right: Any) -> bool:
             right.shape,
             right.flags.f_contiguous,
         )
-        return bool(alike and left.dtype.metadata == right.dtype.metadata and (left == right).all())
+        return bool(alike and same_metadata(left.dtype, right.dtype) and (left == right).all())
     if isinstance(left, np.dtype):
-        return repr(left) == repr(right) and left.metadata == right.metadata
+        return repr(left) == repr(right) and same_metadata(left, right)
     if isinstance(left, dict):
         return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
     if isinstance(left, (tuple, list)):

@@ -220,7 +220,8 @@ def test_a_commit_whose_worker_died_before_it_was_kept_is_completed_at_the_end(t
         chunk = next(iterator := iter(reader))
         chunk.open("w").write("text")
         file = chunk.settle_output()
-        reader._table.commit(chunk.chunk, chunk.token, 0.0, "accepted", file)  # and here it dies
+        with reader._lock:  # its heartbeat renews the lease meanwhile
+            reader._table.commit(chunk.chunk, chunk.token, 0.0, "accepted", file)  # and here it dies
         with worker(store, 1) as second:
             again = lease(second, folder=tmp_path / "job", sink=sink)
             iterator.close()  # type: ignore[attr-defined]

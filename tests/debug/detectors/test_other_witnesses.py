@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.debug.detectors.series import falling_loss, found_by, signal
 
@@ -199,6 +199,7 @@ def test_an_order_shuffled_once_repeats_and_is_healthy(seed: int, passes: int) -
 
 @given(seed=st.integers(0, 10_000), count=st.integers(30, 300), noise=st.floats(0.0, 0.3))
 @settings(max_examples=30)
+@example(seed=0, count=57, noise=0.0)  # what a running mean leaves of a smooth curve bends twice
 def test_a_loss_of_reshuffled_batches_never_repeats(seed: int, count: int, noise: float) -> None:
     assert PeriodRule().repeated_order(signal("loss", falling_loss(count, noise=noise, seed=seed))) is None
 

@@ -54,6 +54,8 @@ class PeriodRule:
     between: float = 0.4
     """A smooth series resembles itself at every lag; between its periods a repeated one does so by less than this
     fraction."""
+    curve: float = 0.9
+    """Changes that correlate with their neighbours by more than this are those of a smooth curve, not of batches."""
     dip: float = 0.2
     """A slow drift is similar at small lags too; a period dips below this fraction of its correlation in between."""
     settle: int = 5
@@ -150,6 +152,8 @@ class PeriodRule:
         changes = np.diff(values[-self.longest_repeated :])
         changes = _detrended(self._without_outliers(changes))
         changes = self._without_outliers(changes)
+        if _similarity(changes, 1) > self.curve:
+            return None
         best: tuple[float, int | None] = (self.minimum_errors, None)
         for lag in range(4, len(changes) - self.minimum_overlap):
             similar = min(_similarity(changes, lag), NEARLY_ONE)
