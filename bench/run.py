@@ -2,8 +2,9 @@
 
 Overhead is measured with and without a run, alternating: the host's share on steps that do nothing, in CPU seconds of
 the training thread, as the least of many short rounds (other work on the machine only adds), and on steps of 20 ms, by
-the wall clock, as the median difference between steps that were made side by side, with its 95% interval: of steps that
-compute all the time and of steps that mostly wait, of programs that tell the norm of their gradient and of others. The
+the wall clock, as the median difference between blocks of steps that were made one after the other, with its 95%
+interval: of steps that compute all the time and of steps that mostly wait, of programs that tell the norm of their
+gradient and of others. The first steps of a block are left out: the program before it has emptied the caches. The
 ``floor`` beside the latter is a bare hook that measures the same norm with the fastest of torch's kernels (it was
 compared with dot products, and with a thread of its own, which takes longer than the norm), and does nothing else. The
 rules of Lightning's ``SpikeDetection`` (a loss above three times its running mean), OLMo-core's skip-step (mean plus
@@ -38,7 +39,8 @@ from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
 
 PARTS = ("overhead", "healing")
 STEP_SECONDS = 0.020
-WARM_UP = 5
+WARM_UP = 1  # rounds
+BLOCK_WARM_UP, BLOCK = 2, 4  # steps of one program before it is timed, and while it is
 TrainStep = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
 BAD, WIDTH = 200, 12
 STEPS = 320
@@ -101,8 +103,8 @@ class Ratio:
     """How much longer steps take inside a run.
 
     Attributes:
-        median: of the differences between steps that were made in one round, the layers' statistics included.
-        mean: of the same differences; the slow moments of the machine fall on one side or the other.
+        median: of the differences between the median steps of one round, the layers' statistics included.
+        mean: of all steps; the slow moments of the machine fall on one side or the other.
         low: the lower end of the median's 95% interval, over rounds drawn again.
         high: its upper end.
     """
@@ -116,11 +118,11 @@ class Ratio:
 def step_ratios(rounds: int, sides: tuple[str, ...], *, waiting: bool, clips: bool) -> dict[str, Ratio]:
     """Return how much longer a step of about 20 ms takes inside a run with everything on, by the wall clock.
 
-    Two programs per side, alike but for their place in memory, make one step each in every round, in an order drawn for
-    it. What slows the machine for longer than a round is in both sides of its difference.
+    Two programs per side, alike but for their place in memory, make a block of steps each in every round, in an order
+    drawn for it. What slows the machine for longer than a round is in both sides of its difference.
 
     Args:
-        rounds: in which each program makes one step.
+        rounds: in which each program makes one block of steps.
         sides: what is compared with a plain program: ``run``, and ``floor``, which only measures its gradient's norm.
         waiting: most of the step is spent in an empty loop, after which the processor's caches hold neither the
             interpreter nor torch, and any call takes many times as long; else all of it is forward and backward pass.
@@ -157,7 +159,7 @@ def step_ratios(rounds: int, sides: tuple[str, ...], *, waiting: bool, clips: bo
             rows += 32
             data = torch.randn(rows, size)
 
-    taken: list[list[float]] = []
+    taken: list[list[list[float]]] = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         steps: list[Callable[[], None]] = []
         for number, (kind, (model, optimizer, train_step)) in enumerate(zip(2 * kinds, programs, strict=True)):
@@ -178,20 +180,23 @@ def step_ratios(rounds: int, sides: tuple[str, ...], *, waiting: bool, clips: bo
         order, drawn = list(range(len(steps))), random.Random(0)
         for _ in range(WARM_UP + rounds):
             drawn.shuffle(order)
-            times = [0.0] * len(steps)
+            times: list[list[float]] = [[] for _ in steps]
             for number in order:
-                began = clock()
-                steps[number]()
-                times[number] = clock() - began
-            taken.append(times)
-    seconds = {kind: np.array(taken)[WARM_UP:, number :: len(kinds)] for number, kind in enumerate(kinds)}
+                for _ in range(BLOCK_WARM_UP + BLOCK):
+                    began = clock()
+                    steps[number]()
+                    times[number].append(clock() - began)
+            taken.append([block[BLOCK_WARM_UP:] for block in times])
+    blocks = {kind: np.array(taken)[WARM_UP:, number :: len(kinds)] for number, kind in enumerate(kinds)}
+    typical = {kind: np.median(block, axis=2).mean(axis=1) for kind, block in blocks.items()}
     resampled = np.random.default_rng(0).integers(rounds, size=(2000, rounds))
-    usual = np.median(seconds["plain"])
+    usual = np.median(blocks["plain"])
     ratios = {}
     for kind in sides:
-        added = seconds[kind].mean(axis=1) - seconds["plain"].mean(axis=1)
+        added = typical[kind] - typical["plain"]
         low, high = np.percentile(np.median(added[resampled], axis=1), [2.5, 97.5])
-        ratios[kind] = Ratio(*(float(1 + more / usual) for more in (np.median(added), added.mean(), low, high)))
+        mean = blocks[kind].mean() - blocks["plain"].mean()
+        ratios[kind] = Ratio(*(float(1 + more / usual) for more in (np.median(added), mean, low, high)))
     return ratios
 
 
@@ -225,7 +230,7 @@ def overhead(rounds: int) -> dict[str, float]:
     for name, waiting in (("computing", False), ("waiting", True)):
         for clips in (True, False):
             sides = ("run",) if clips else ("run", "floor")
-            ratios = step_ratios(50 * rounds, sides, waiting=waiting, clips=clips)
+            ratios = step_ratios(9 * rounds, sides, waiting=waiting, clips=clips)
             for side, ratio in ratios.items():
                 kind = f"ratio_of_20_ms_{name}_{'told' if clips else 'measured'}_norm"
                 kind += "_floor" if side == "floor" else ""
