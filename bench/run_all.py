@@ -23,6 +23,8 @@ from charts import draw_bars
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT = 3_600.0
+# Whole, each of these takes longer than all others together; ``--whole`` runs them so.
+LONG = frozenset(("blame", "coordinate_scale", "trainers"))
 COMPARED = ("torch", "numpy", "pyarrow", "torchdata", "grain", "litdata", "mosaicml-streaming", "webdataset")
 
 
@@ -97,6 +99,7 @@ class Outcome:
     name: str
     title: str
     seconds: float
+    quick: bool = False
     figures: dict[str, float] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     failure: str | None = None
@@ -122,7 +125,7 @@ def run_one(script: Path, *, quick: bool, timeout: float) -> Outcome:
     start = time.perf_counter()
 
     def outcome(**what: Any) -> Outcome:
-        return Outcome(script.stem, title_of(script), time.perf_counter() - start, **what)
+        return Outcome(script.stem, title_of(script), time.perf_counter() - start, quick, **what)
 
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
@@ -183,14 +186,15 @@ def draw_headlines(outcomes: list[Outcome], folder: Path) -> list[str]:
     return lines
 
 
-def report(outcomes: list[Outcome], *, quick: bool, plots: list[str]) -> str:
+def report(outcomes: list[Outcome], *, plots: list[str]) -> str:
     """Return RESULTS.md."""
     minutes = sum(one.seconds for one in outcomes) / 60
+    quick = [one.name for one in outcomes if one.quick]
     lines = [
         "# Results",
         "",
         f"Written by `make bench` on {time.strftime('%Y-%m-%d', time.gmtime())} in {minutes:.0f} minutes: {machine()}."
-        + (" Quick run: smaller inputs, fewer rounds." if quick else ""),
+        + (f" Smaller inputs and fewer rounds (`--quick`): {', '.join(quick)}." if quick else ""),
         f"Versions: {versions()}.",
         "Both sides of every comparison ran in the same run, taking turns; figures are medians.",
         "",
@@ -211,6 +215,7 @@ def report(outcomes: list[Outcome], *, quick: bool, plots: list[str]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller inputs and fewer rounds")
+    parser.add_argument("--whole", action="store_true", help=f"also the whole of {', '.join(sorted(LONG))}")
     parser.add_argument("--only", nargs="*", default=None, metavar="NAME", help="run these benchmarks only")
     parser.add_argument("--output", type=Path, default=HERE / "RESULTS.md")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds for each benchmark")
@@ -224,11 +229,12 @@ def main() -> int:
     outcomes = []
     for script in scripts:
         print(f"{script.stem} …", flush=True)
-        outcome = run_one(script, quick=options.quick, timeout=options.timeout)
+        quick = options.quick or (script.stem in LONG and not options.whole)
+        outcome = run_one(script, quick=quick, timeout=options.timeout)
         print(f"  {outcome.failure or f'{len(outcome.figures)} figures'}, {outcome.seconds:.0f} s", flush=True)
         outcomes.append(outcome)
     plots = draw_headlines(outcomes, options.output.parent / "results")
-    options.output.write_text(report(outcomes, quick=options.quick, plots=plots), encoding="utf-8")
+    options.output.write_text(report(outcomes, plots=plots), encoding="utf-8")
     print(f"written to {options.output}")
     return 1 if any(outcome.failure for outcome in outcomes) else 0
 
