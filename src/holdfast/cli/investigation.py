@@ -58,8 +58,11 @@ def _count_of_steps() -> Iterator[Callable[[], None]]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.completed:.0f} steps replayed"), TimeElapsedColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    if not console.is_terminal:  # rich 13 ends even a bar that it does not show with an empty line
+        yield lambda: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.completed:.0f} steps replayed"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda: bar.advance(task)

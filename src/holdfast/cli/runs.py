@@ -117,7 +117,9 @@ def register(app: typer.Typer) -> None:
         console = table_console()
         quiet = as_json or not console.is_terminal
         describe = describe_run if found == [folder] else _row  # a single requested run must be readable
-        rows = [describe(path) for path in track(found, "reading", disable=quiet, transient=True, console=console)]
+        # rich 13 ends even a bar that it does not show with an empty line.
+        paths = found if quiet else track(found, "reading", transient=True, console=console)
+        rows = [describe(path) for path in paths]
         if as_json:
             typer.echo(json.dumps({"runs": rows}))
         else:
