@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from tests.strategies import Resize, Skip
+from hypothesis import strategies as st
+from tests.strategies import PARTITIONS, Resize, Skip, partitions, resizes, seeds, skips
 
 from holdfast.errors import EmptyPartitionError, EverythingSkippedError
-from holdfast.order import Order, Schedule
+from holdfast.order import Order, Schedule, SourceSpec
 
-__all__ = ["Delivered", "live"]
+__all__ = ["Delivered", "live", "schedules"]
 
 
 @dataclass
@@ -81,3 +82,24 @@ def _left_out(order: Order, event: Skip, total: int) -> set[int]:
         if int(found.index[position]) in samples.get(names[found.source[position]], ()):
             out.add(position)
     return out
+
+
+@st.composite
+def schedules(draw: st.DrawFn, *, masks: bool = False) -> Schedule:
+    """Draw the schedule of a job with an end after any resizes and skips, and masks if asked for."""
+    length = draw(st.integers(2, 30))
+    partition = draw(partitions(length, draw(st.sampled_from([*PARTITIONS, "round_robin"]))))
+    order = Order([SourceSpec("a", length, seed=draw(seeds()))], partition=partition)
+    epochs = draw(st.integers(1, 3))
+    chain = draw(resizes(length, adaptive=order.partition.to_json()["kind"] == "adaptive", most=3))
+    left_out = st.lists(st.builds(Skip, st.integers(0, 4), skips(epochs * length, {"a": length})), max_size=2)
+    try:
+        schedule = live(order, [*chain, *draw(left_out)], epochs).schedule
+    except EmptyPartitionError:  # hash partitions can leave a rank of the first topology empty
+        schedule = live(order, [Resize(0, 1, 8)], epochs).schedule
+    for _ in range(draw(st.integers(1, 2)) if masks else 0):
+        schedule = schedule.masking(
+            max([draw(st.integers(0, 6)), *(mask.from_step for mask in schedule.masks)]),
+            draw(skips(epochs * length, {"a": length})),
+        )
+    return schedule

@@ -225,6 +225,7 @@ def test_an_adaptive_partition_brings_its_first_shares_along() -> None:
     [
         ((0.5, 0.6), "add up to 1"),
         ((1.0,), "one share per rank"),
+        ((0.5, 0.25, 0.25), "one share per rank"),
         ((1.5, -0.5), "above 0"),
         ((1.0, 0.0), "rank=1"),
     ],

@@ -91,6 +91,12 @@ def test_shards_that_do_not_fit_the_source_say_by_how_much() -> None:
         WindowShuffle(3, 0)
 
 
+@pytest.mark.parametrize("lengths", [(3.0, 4.0), (True, False), ("3", "4"), ((3, 4), (5, 6))])
+def test_lengths_of_shards_that_are_not_whole_numbers_in_a_row_are_refused(lengths: Any) -> None:
+    with pytest.raises(ConfigError, match="must be whole numbers"):
+        WindowShuffle(lengths)
+
+
 # A cycle: epoch after epoch of one source.
 
 
