@@ -17,9 +17,9 @@ from holdfast.errors import SourceFormatError
 from holdfast.sources.base import Indices
 from holdfast.sources.files import DataFile, LocalFile
 from holdfast.sources.parts import bounds_of
-from holdfast.sources.ragged import Ragged, gather_rows
+from holdfast.sources.ragged import Ragged, gather_from
 
-__all__ = ["ItemPart", "check_offsets", "part_in_file", "part_in_memory", "read_fields"]
+__all__ = ["ItemPart", "Items", "check_offsets", "part_in_file", "part_in_memory"]
 
 _COUNT_BYTES = 4
 
@@ -116,32 +116,54 @@ def check_offsets(offsets: NDArray[np.int64], *, first: int, last: int, name: st
     return offsets
 
 
-def read_fields(part: ItemPart, rows: Indices, sizes: Sequence[int | None], wanted: Sequence[int]) -> list[Ragged]:
-    """Copy some fields of some items.
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Some items of some parts.
 
-    Args:
-        part: the part that contains the items.
-        rows: the items to copy.
-        sizes: the size of each field; None if it varies by item.
-        wanted: the numbers of the fields to copy.
+    Attributes:
+        parts: the parts.
+        places: for each part, which of the items are in it.
+        rows: for each item, its number in its part.
     """
-    values, starts, stops = part.bytes_of(rows)
-    stated = [number for number, size in enumerate(sizes) if size is None]
-    head = 4 * len(stated)
-    _check_items(part, rows, stops - starts >= head)
-    lengths = np.empty((len(rows), len(sizes)), dtype=np.int64)
-    for number, size in enumerate(sizes):
-        if size is not None:
-            lengths[:, number] = size
-    if stated:
-        table = values[starts[:, None] + np.arange(head)].reshape(len(rows), head).view("<u4")
-        lengths[:, stated] = table
-    ends = (starts + head)[:, None] + np.cumsum(lengths, axis=1)
-    _check_items(part, rows, ends[:, -1] == stops if len(sizes) else starts == stops)
-    return [gather_rows(values, ends[:, number] - lengths[:, number], ends[:, number]) for number in wanted]
 
+    parts: Sequence[ItemPart]
+    places: Sequence[Indices]
+    rows: Indices
 
-def _check_items(part: ItemPart, rows: Indices, holds: NDArray[np.bool_]) -> None:
-    if not holds.all():
-        item = int(rows[np.flatnonzero(~holds)[0]])
-        raise SourceFormatError("the fields of an item do not fill it", file=part.name, item=item)
+    @classmethod
+    def of(cls, part: ItemPart, rows: Indices) -> Items:
+        """Return items of one part."""
+        return cls([part], [np.arange(len(rows))], rows)
+
+    def read_fields(self, sizes: Sequence[int | None], wanted: Sequence[int]) -> list[Ragged]:
+        """Copy some fields of these items.
+
+        Args:
+            sizes: the size of each field; None if it varies by item.
+            wanted: the numbers of the fields to copy.
+        """
+        arrays: list[NDArray[np.uint8]] = []
+        owner, starts, stops = (np.empty(len(self.rows), dtype=np.int64) for _ in range(3))
+        for number, (part, where) in enumerate(zip(self.parts, self.places, strict=True)):
+            values, starts[where], stops[where] = part.bytes_of(self.rows[where])
+            owner[where] = number
+            arrays.append(values)
+        stated = [number for number, size in enumerate(sizes) if size is None]
+        head = 4 * len(stated)
+        self._check(stops - starts >= head)
+        lengths = np.empty((len(self.rows), len(sizes)), dtype=np.int64)
+        for number, size in enumerate(sizes):
+            if size is not None:
+                lengths[:, number] = size
+        if stated:
+            table = gather_from(arrays, owner, starts, starts + head).values
+            lengths[:, stated] = table.view("<u4").reshape(len(self.rows), len(stated))
+        ends = (starts + head)[:, None] + np.cumsum(lengths, axis=1)
+        self._check(ends[:, -1] == stops if len(sizes) else starts == stops)
+        return [gather_from(arrays, owner, ends[:, number] - lengths[:, number], ends[:, number]) for number in wanted]
+
+    def _check(self, holds: NDArray[np.bool_]) -> None:
+        if not holds.all():
+            wrong = int(np.flatnonzero(~holds)[0])
+            part = next(part for part, where in zip(self.parts, self.places, strict=True) if wrong in where)
+            raise SourceFormatError("the fields of an item do not fill it", file=part.name, item=int(self.rows[wrong]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,11 @@ from holdfast.sources.decoded_cache import DecodedCache
 from holdfast.sources.field_decoders import Decoder
 from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import PathLike
-from holdfast.sources.item_shards import ItemPart, read_fields
+from holdfast.sources.item_shards import ItemPart, Items
 from holdfast.sources.litdata_chunks import Frames, LitDataChunk, read_chunk
 from holdfast.sources.litdata_rows import ArrowRows
 from holdfast.sources.litdata_values import column_names, decoder_of, flat_dtype_of, unsafe
-from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.parts import bounds_of, merge_parts, read_by_part, read_together
 from holdfast.sources.ragged import gather_rows
 from holdfast.sources.remote import RemoteOptions
 from holdfast.sources.shard_folder import ShardFolder, check_fields
@@ -33,11 +33,13 @@ from holdfast.sources.window import Window, plan_window
 
 __all__ = ["LitDataSource"]
 
+Held: TypeAlias = ItemPart | Frames | ArrowRows
+
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
     bounds: NDArray[np.int64]
-    chunks: DecodedCache[ItemPart | Frames | ArrowRows]
+    chunks: DecodedCache[Held]
     decoders: list[tuple[str, int, Decoder]]
 
 
@@ -93,10 +95,15 @@ class LitDataSource(FileSource[_Opened]):
         opened = self._opened
         rows = check_indices(indices, int(opened.bounds[-1]), source="LitDataSource")
         self._hurry(rows)
-        columns = read_by_part(rows, opened.bounds, partial(self._read_chunk, opened))
-        for number, count in enumerate(np.bincount(np.searchsorted(opened.bounds, rows, side="right") - 1).tolist()):
-            if count:
-                self._count(self._files[number], count, 0)
+        columns = read_together(
+            rows,
+            opened.bounds,
+            partial(self._held, opened),
+            partial(self._read_chunks, opened),
+            size_of=lambda held: held.nbytes,
+            limit=self._cache_bytes,
+        )
+        self._count_rows(rows, opened.bounds)
         self.counters.add(bytes_read=sum(column.nbytes for column in columns.values()))
         return columns
 
@@ -111,48 +118,69 @@ class LitDataSource(FileSource[_Opened]):
         options = self._first_remote().options
         return plan_window(len(self), stored_bytes=self._stored_bytes(), options=options, shards=shards)
 
-    def _read_chunk(self, opened: _Opened, number: int, rows: Indices) -> Columns:
-        held = opened.chunks.get(number, partial(read_chunk, self._chunks[number]))
-        self._chunks[number].file.check_unchanged()  # a chunk that is cached unpacked would hide it
+    def _held(self, opened: _Opened, number: int) -> Held:
+        held = opened.chunks.get(number, partial(self._chunk, number))
+        if not isinstance(held, ItemPart) or held.memory is not None:
+            self._chunks[number].file.check_unchanged()  # a chunk that is cached unpacked would hide it
+        return held
+
+    def _chunk(self, number: int) -> Held:
+        held = read_chunk(self._chunks[number])
+        if self._tokens and isinstance(held, ItemPart):
+            stored = int(held.offsets[-1] - held.offsets[0])
+            if stored < self._chunks[number].tokens * self._token.itemsize:
+                raise SourceFormatError("a chunk has fewer tokens than the index says", file=held.name)
+        return held
+
+    def _read_chunks(self, opened: _Opened, held: list[Held], places: list[Indices], rows: Indices) -> Columns:
+        plain = [part for part in held if isinstance(part, ItemPart) and part.unpack is None]
+        if len(plain) == len(held) and not self._tokens:
+            return self._decode(opened, Items(plain, places, rows))
+        pieces = [self._read_chunk(opened, part, rows[where]) for part, where in zip(held, places, strict=True)]
+        return pieces[0] if len(pieces) == 1 else merge_parts(pieces, places)
+
+    def _read_chunk(self, opened: _Opened, held: Held, rows: Indices) -> Columns:
         if isinstance(held, Frames):
-            return read_by_part(rows, held.bounds, partial(self._read_frame, opened, number, held))
+            return read_by_part(rows, held.bounds, partial(self._read_frame, opened, held))
         if isinstance(held, ArrowRows):
             return {name: held.read(name, self._formats[leaf], rows) for name, leaf, _ in opened.decoders}
         if self._tokens:
-            return self._read_blocks(held, number, rows)
-        if self._chunks[number].level == "sample":
+            return self._read_blocks(held, rows)
+        if held.unpack is not None:
             held, rows = held.inflate_items(rows), np.arange(len(rows))
-        return self._decode(opened, held, rows)
+        return self._decode(opened, Items.of(held, rows))
 
-    def _read_frame(self, opened: _Opened, number: int, frames: Frames, frame: int, rows: Indices) -> Columns:
-        part = opened.chunks.get((number, frame), partial(frames.part, frame))
+    def _read_frame(self, opened: _Opened, frames: Frames, frame: int, rows: Indices) -> Columns:
+        part = opened.chunks.get((frames.chunk.file.name, frame), partial(frames.part, frame))
         assert isinstance(part, ItemPart)
-        return self._decode(opened, part, rows)
+        return self._decode(opened, Items.of(part, rows))
 
-    def _decode(self, opened: _Opened, part: ItemPart, rows: Indices) -> Columns:
-        sizes = [None] * len(self._formats)
-        fields = read_fields(part, rows, sizes, [leaf for _, leaf, _ in opened.decoders])
+    def _decode(self, opened: _Opened, items: Items) -> Columns:
+        fields = items.read_fields([None] * len(self._formats), [leaf for _, leaf, _ in opened.decoders])
         columns: Columns = {}
         for (name, _, decode), field in zip(opened.decoders, fields, strict=True):
             columns |= decode(name, field)
         return columns
 
-    def _read_blocks(self, part: ItemPart, number: int, rows: Indices) -> Columns:
-        dtype: Any = flat_dtype_of(self._formats[0], file=self._folder.index_name)
-        first, last = int(part.offsets[0]), int(part.offsets[-1])
-        width = self._block * dtype.itemsize
-        if last - first < self._chunks[number].tokens * dtype.itemsize:
-            raise SourceFormatError("a chunk has fewer tokens than the index says", file=part.name)
-        values, starts, stops = part.bytes_at(first + rows * width, first + (rows + 1) * width)
-        blocks = gather_rows(values, starts, stops).values.view(dtype)
+    def _read_blocks(self, part: ItemPart, rows: Indices) -> Columns:
+        width = self._block * self._token.itemsize
+        starts = int(part.offsets[0]) + rows * width
+        values, starts, stops = part.bytes_at(starts, starts + width)
+        blocks = gather_rows(values, starts, stops).values.view(self._token)
         return {"tokens": blocks.reshape(len(rows), self._block)}
+
+    @property
+    def _token(self) -> np.dtype[Any]:
+        dtype = flat_dtype_of(self._formats[0], file=self._folder.index_name)
+        assert dtype is not None  # checked with the index
+        return dtype
 
     def _open(self) -> _Opened:
         counts = [chunk.tokens // self._block if self._tokens else chunk.samples for chunk in self._chunks]
         bounds = bounds_of(counts)
         if not bounds[-1]:
             raise SourceFormatError("no chunk is long enough for one sample", file=self._folder.index_name)
-        chunks: DecodedCache[ItemPart | Frames | ArrowRows] = DecodedCache(self._cache_bytes, lambda held: held.nbytes)
+        chunks: DecodedCache[Held] = DecodedCache(self._cache_bytes, lambda held: held.nbytes)
         opened = _Opened(bounds, chunks, [])
         if not self._tokens:
             for name, leaf in self._wanted:
@@ -167,7 +195,7 @@ class LitDataSource(FileSource[_Opened]):
 
         number = int(np.searchsorted(opened.bounds, 0, side="right")) - 1
         only = _Opened(opened.bounds, opened.chunks, [("leaf", leaf, as_bytes)])
-        column = self._read_chunk(only, number, np.zeros(1, dtype=np.int64))["leaf"]
+        column = self._read_chunk(only, self._held(opened, number), np.zeros(1, dtype=np.int64))["leaf"]
         return bytes(column[0])
 
 

@@ -21,9 +21,9 @@ from holdfast.sources.field_decoders import Decoder
 from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, LocalFile, PathLike
 from holdfast.sources.inflate import MAX_INFLATED, inflate
-from holdfast.sources.item_shards import ItemPart, part_in_file, part_in_memory, read_fields
+from holdfast.sources.item_shards import ItemPart, Items, part_in_file, part_in_memory
 from holdfast.sources.mds_encodings import decoder_of, fixed_size_of, unsafe
-from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.parts import bounds_of, read_together
 from holdfast.sources.remote import RemoteOptions
 from holdfast.sources.shard_folder import ShardFolder, check_fields
 from holdfast.sources.window import Window, plan_window
@@ -95,7 +95,16 @@ class MDSSource(FileSource[_Opened]):
         opened = self._opened
         rows = check_indices(indices, int(opened.bounds[-1]), source="MDSSource")
         self._hurry(rows)
-        return read_by_part(rows, opened.bounds, partial(self._read_shard, opened))
+        columns = read_together(
+            rows,
+            opened.bounds,
+            partial(self._held, opened),
+            partial(self._read_items, opened),
+            size_of=lambda part: part.nbytes,
+            limit=self._cache_bytes,
+        )
+        self._count_rows(rows, opened.bounds)
+        return columns
 
     def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
         return self._whole_files(rows, self._opened.bounds)
@@ -117,14 +126,18 @@ class MDSSource(FileSource[_Opened]):
     def _stored_bytes(self) -> int:
         return sum(shard.raw_bytes if shard.packed is None else shard.packed_bytes for shard in self._shards)
 
-    def _read_shard(self, opened: _Opened, number: int, rows: Indices) -> Columns:
+    def _held(self, opened: _Opened, number: int) -> ItemPart:
         part = opened.parts.get(number, partial(self._part, number))
-        self._files[number].check_unchanged()  # a shard that is cached unpacked would hide it
-        fields = read_fields(part, rows, self._sizes, [column for _, column, _ in opened.decoders])
+        if part.memory is not None:
+            self._files[number].check_unchanged()  # a shard that is cached unpacked would hide it
+        return part
+
+    def _read_items(self, opened: _Opened, parts: list[ItemPart], places: list[Indices], rows: Indices) -> Columns:
+        fields = Items(parts, places, rows).read_fields(self._sizes, [column for _, column, _ in opened.decoders])
         columns: Columns = {}
         for (name, _, decode), field in zip(opened.decoders, fields, strict=True):
             columns |= decode(name, field)
-        self._count(self._files[number], len(rows), sum(field.nbytes for field in fields))
+        self.counters.add(bytes_read=sum(field.nbytes for field in fields))
         return columns
 
     def _part(self, number: int) -> ItemPart:
@@ -149,7 +162,7 @@ class MDSSource(FileSource[_Opened]):
 
             def sample(number: int = number) -> bytes:
                 part = parts.get(first, partial(self._part, first))
-                return read_fields(part, np.zeros(1, dtype=np.int64), self._sizes, [number])[0].to_bytes()[0]
+                return Items.of(part, np.zeros(1, dtype=np.int64)).read_fields(self._sizes, [number])[0].to_bytes()[0]
 
             decoders.append((name, number, decoder_of(encoding, sample, column=name, file=self._folder.index_name)))
         return _Opened(bounds, parts, decoders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,8 @@ from holdfast.errors import SourceFormatError
 from holdfast.sources.arrays import gather
 from holdfast.sources.base import Column, Columns, Indices
 from holdfast.sources.ragged import Ragged, gather_across
+
+Part = TypeVar("Part")
 
 
 def bounds_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -51,21 +54,69 @@ def take_by_part(
         indices: sample numbers of the whole, checked.
         bounds: the result of ``bounds_of``.
         hold_part: returns the columns of one part.
-        limit: maximum size of parts held at a time; beyond it, parts are read one after another.
+        limit: maximum size of parts held at a time.
+    """
+
+    def take(held: list[Columns], places: list[Indices], rows: Indices) -> Columns:
+        if len(held) == 1:
+            return take_rows(held[0], rows)
+        return {name: _take_across([_column(columns, name) for columns in held], places, rows) for name in held[0]}
+
+    return read_together(indices, bounds, hold_part, take, size_of=_size_of, limit=limit)
+
+
+def read_together(
+    indices: Indices,
+    bounds: NDArray[np.int64],
+    hold_part: Callable[[int], Part],
+    read_parts: Callable[[list[Part], list[Indices], Indices], Columns],
+    *,
+    size_of: Callable[[Part], int],
+    limit: int,
+) -> Columns:
+    """Read samples of many parts at once, as many parts as may be held, each held once.
+
+    A few samples of each of many parts are read in a fraction of the time of ``read_by_part``: most of that is calls.
+
+    Args:
+        indices: sample numbers of the whole, checked.
+        bounds: the result of ``bounds_of``.
+        hold_part: returns what is needed to read one part.
+        read_parts: reads samples, given parts, for each part the places of its samples, and the number of every sample
+            in its part.
+        size_of: returns the memory that a part takes while it is held.
+        limit: maximum size of parts held at a time; a single part may be larger.
     """
     touched, places = split_by_part(indices, bounds)
-    held: list[Columns] = []
-    size = 0
-    for number in touched:
-        held.append(hold_part(number))
-        size += sum(column.nbytes for column in held[-1].values())
-        if size > limit and len(touched) > 1:
-            held.clear()
-            return read_by_part(indices, bounds, lambda part, rows: _take(hold_part(part), rows))
-    if len(touched) == 1:
-        return _take(held[0], indices - bounds[touched[0]])
     rows = indices - bounds[np.searchsorted(bounds, indices, side="right") - 1]
-    return {name: _take_across([_column(columns, name) for columns in held], places, rows) for name in held[0]}
+    pieces: list[Columns] = []
+    where: list[Indices] = []
+    held: list[Part] = []
+    size = first = 0
+    for last, number in enumerate(touched):
+        part = hold_part(number)
+        size += size_of(part)
+        if size > limit and held:
+            chosen, inside = _within(places[first:last])
+            pieces.append(read_parts(held, inside, rows[chosen]))
+            where.append(chosen)
+            held, size, first = [], size_of(part), last
+        held.append(part)
+    if not pieces:
+        return read_parts(held, places, rows)
+    chosen, inside = _within(places[first:])
+    pieces.append(read_parts(held, inside, rows[chosen]))
+    return merge_parts(pieces, [*where, chosen])
+
+
+def _within(places: list[Indices]) -> tuple[Indices, list[Indices]]:
+    """Return all these places, sorted, and those of each part as numbers of this list."""
+    chosen = np.sort(np.concatenate(places))
+    return chosen, [np.searchsorted(chosen, where) for where in places]
+
+
+def _size_of(columns: Columns) -> int:
+    return sum(column.nbytes for column in columns.values())
 
 
 def split_by_part(indices: Indices, bounds: NDArray[np.int64]) -> tuple[list[int], list[NDArray[np.int64]]]:
@@ -78,7 +129,8 @@ def split_by_part(indices: Indices, bounds: NDArray[np.int64]) -> tuple[list[int
     return touched.tolist(), np.split(order, begins[1:])
 
 
-def _take(columns: Columns, rows: Indices) -> Columns:
+def take_rows(columns: Columns, rows: Indices) -> Columns:
+    """Copy the rows at ``rows`` of columns."""
     return {
         name: column.take(rows) if isinstance(column, Ragged) else gather(column, rows)
         for name, column in columns.items()
@@ -89,7 +141,7 @@ def _take_across(columns: list[Column], places: list[NDArray[np.int64]], rows: I
     ragged = [column for column in columns if isinstance(column, Ragged)]
     if len(ragged) == len(columns) and (joined := gather_across(ragged, places, rows)) is not None:
         return joined
-    taken = [_take({"": column}, rows[where])[""] for column, where in zip(columns, places, strict=True)]
+    taken = [take_rows({"": column}, rows[where])[""] for column, where in zip(columns, places, strict=True)]
     return _merge(taken, places)
 
 

@@ -213,10 +213,23 @@ def gather_across(
     if not (alike and flat) or first.dtype.hasobject or offsets[-1] <= _LONG_ROW * len(rows):
         return None
     size = first.dtype.itemsize
-    raws = [column.values.view(np.uint8).data for column in columns]
-    bounds = zip(owner.tolist(), (starts * size).tolist(), (stops * size).tolist(), strict=True)
+    joined = gather_from([column.values.view(np.uint8) for column in columns], owner, starts * size, stops * size)
+    return Ragged(joined.values.view(first.dtype), offsets, columns[0].encoding)
+
+
+def gather_from(
+    arrays: Sequence[NDArray[np.uint8]],
+    owner: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+) -> Ragged:
+    """Copy ``arrays[number][start:stop]`` for every three of them, in order, into a new ragged column."""
+    if len(arrays) == 1:
+        return gather_rows(arrays[0], starts, stops)
+    raws = [array.data for array in arrays]
+    bounds = zip(owner.tolist(), starts.tolist(), stops.tolist(), strict=True)
     joined = bytearray().join([raws[number][start:stop] for number, start, stop in bounds])
-    return Ragged(np.frombuffer(joined, dtype=first.dtype), offsets, columns[0].encoding)
+    return Ragged(np.frombuffer(joined, dtype=np.uint8), _offsets_of(stops - starts))
 
 
 def rows_of(columns: Mapping[str, Ragged | NDArray[Any]], count: int) -> list[dict[str, Any]]:
