@@ -2,7 +2,9 @@
 
 Each library writes the samples with its own writer and reads them with its own loader, in the order they lie, sample
 by sample; holdfast reads them through a stream in batches of 256, in a full shuffle. Every sample is compared before
-anything is timed. The sides take turns; figures are medians. A library that is not installed is a row that says so.
+anything is timed, so files are in the system's cache, and a Lance dataset is in holdfast's: *first epoch* is what a
+source that was just opened reads. The sides take turns; figures are medians. A library that is not installed is a row
+that says so.
 """
 
 from __future__ import annotations
@@ -54,6 +56,11 @@ class Case:
         dataset = StreamDataset(self.source, name="bench", seed=1)
         for _ in StreamingShardLoader(dataset, StreamingConfig(batch_size=BATCH, epochs=1)):
             pass
+
+    def read_first(self) -> None:
+        """Read all samples through a stream with nothing decoded before."""
+        self.source.close()
+        self.read_ours()
 
 
 def samples(count: int) -> list[np.ndarray[Any, Any]]:
@@ -179,6 +186,7 @@ CASES = {
     "array_record": array_record,
     "lance": lance,
 }
+HELD = ("lance",)  # formats that a source decodes as a whole once it was read for a while
 
 
 def checksum_rates() -> dict[str, float]:
@@ -202,7 +210,7 @@ def main() -> None:
         "bytes per sample": 4 * TOKENS,
         "holdfast batch": BATCH,
         "megatron loses because": "its reader gives views of the map, in order; a stream copies shuffled batches",
-        "lance loses because": "its reader scans in order; a stream takes shuffled rows through the same library",
+        "lance is near because": "its reader gives views of what it scans, in order; a stream copies shuffled rows",
         "litdata and tfrecord are near because": "half of the time is copying shuffled rows of cold memory; their "
         "loaders decode the bytes of one stretch after another, and that of TFRecord leaves the checksums unchecked",
     }
@@ -214,10 +222,15 @@ def main() -> None:
                 about[name] = f"not installed: {error}"
                 continue
             case.check()
-            taken = alternate({"ours": case.read_ours, "theirs": case.read_theirs}, rounds=3 if options.quick else 5)
+            sides = {"ours": case.read_ours, "theirs": case.read_theirs}
+            if name in HELD:
+                sides["first"] = case.read_first  # after the others: it leaves the next one what it has decoded
+            taken = alternate(sides, rounds=3 if options.quick else 5)
             figures[f"samples/s, {name}, holdfast"] = count / taken["ours"]
             figures[f"samples/s, {name}, its own loader"] = count / taken["theirs"]
             figures[f"ratio, {name}"] = taken["theirs"] / taken["ours"]
+            if "first" in taken:
+                figures[f"samples/s, {name}, holdfast, first epoch"] = count / taken["first"]
     figures |= checksum_rates()
     publish(figures, about, as_json=options.json)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import shutil
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -300,14 +301,18 @@ def test_array_record_gives_its_records(tmp_path: Path) -> None:
         len(ArrayRecordSource(tmp_path / "torn.array_record"))
 
 
-def test_lance_gives_its_rows_at_one_version(tmp_path: Path) -> None:
+def in_process_with_lance(check: Callable[[Path], None], folder: Path) -> None:
+    """Call in a process of its own: lance warns of every fork in one that has loaded it."""
     if importlib.util.find_spec("lance") is None:
         pytest.skip("lance is not installed")
-    # In a process of its own: lance warns of every fork in one that has loaded it.
-    child = multiprocessing.get_context("spawn").Process(target=check_lance, args=(tmp_path,))
+    child = multiprocessing.get_context("spawn").Process(target=check, args=(folder,))
     child.start()
     child.join()
     assert child.exitcode == 0
+
+
+def test_lance_gives_its_rows_at_one_version(tmp_path: Path) -> None:
+    in_process_with_lance(check_lance, tmp_path)
 
 
 def check_lance(folder: Path) -> None:
@@ -327,3 +332,47 @@ def check_lance(folder: Path) -> None:
     assert ragged(source.read(ALL), "text").to_strings() == written("text")
     with pytest.raises(SourceError, match="Lance cannot open"):
         len(LanceSource(folder / "nothing.lance"))
+
+
+def test_lance_rows_that_are_held_are_the_rows_that_are_taken(tmp_path: Path) -> None:
+    in_process_with_lance(check_held_rows, tmp_path)
+
+
+def check_held_rows(folder: Path) -> None:
+    import lance
+    import pyarrow as pa
+
+    from holdfast.sources import LanceSource
+
+    count = 300
+    table = pa.table(
+        {
+            "n": pa.array(range(count), pa.int32()),
+            "x": pa.array([None if n % 7 == 0 else n / 3 for n in range(count)], pa.float32()),
+            "text": [f"row {n}" * (n % 5) for n in range(count)],
+            "ids": [list(range(n % 11)) for n in range(count)],
+            "fixed": pa.FixedSizeListArray.from_arrays(pa.array(range(4 * count), pa.uint16()), 4),
+            "filled": pa.array([None if n == 250 else n for n in range(count)]),
+            "nested": [{"a": n, "b": [str(n)]} for n in range(count)],
+        }
+    )
+    dataset = lance.write_dataset(table, str(folder / "data.lance"), max_rows_per_file=70)
+    dataset.delete("n % 10 = 3")
+    taken = LanceSource(folder / "data.lance", fill_null={"filled": -1}, cache_bytes=0)
+    held = LanceSource(folder / "data.lance", fill_null={"filled": -1})
+    generator = np.random.default_rng(3)
+    for _ in range(20):
+        rows = generator.integers(0, len(held), generator.integers(0, 64))
+        for name, expected in taken.read(rows).items():
+            found = held.read(rows)[name]
+            assert type(found) is type(expected)
+            assert found.dtype == expected.dtype
+            assert [str(row) for row in found] == [str(row) for row in expected]
+    assert len(held._opened.scanned) == 1  # scanned once
+    assert not len(taken._opened.scanned)  # as nothing fits
+    # A null that nothing replaces is an error of its row, and of no other, however many rows were read before.
+    strict = LanceSource(folder / "data.lance", columns=["filled"])
+    for _ in range(4):
+        strict.read(np.arange(100))
+    with pytest.raises(SourceError):
+        strict.read(np.arange(len(strict)))
