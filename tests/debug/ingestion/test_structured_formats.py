@@ -255,7 +255,12 @@ def test_a_tensorboard_file_written_by_tensorboard_itself_is_read(tmp_path: Path
     assert np.isnan(named(log, "loss").values[4])
 
 
-def wandb(points: list[tuple[int, dict[str, Any]]], *, printed: str = "", before: str = "") -> bytes:
+TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: no data\n'
+
+
+def wandb(
+    points: list[tuple[int, dict[str, Any]]], *, printed: str = "", before: str = "", exit_code: int | None = None
+) -> bytes:
     out = b":W&B" + struct.pack("<HB", 0xBEE1, 0)
     messages = [field(17, field(4, field(1, field(1, b"lr") + field(16, b'{"value": 0.1}'))))]
     messages += [field(13, field(3, line.encode())) for line in before.splitlines(keepends=True)]
@@ -263,6 +268,7 @@ def wandb(points: list[tuple[int, dict[str, Any]]], *, printed: str = "", before
         items = b"".join(field(1, field(1, k.encode()) + field(16, json.dumps(v).encode())) for k, v in values.items())
         messages.append(field(2, items + field(2, b"\x08" + varint(step))))
     messages += [field(13, field(3, line.encode())) for line in printed.splitlines(keepends=True)]
+    messages += [] if exit_code is None else [field(18, b"\x08" + varint(exit_code))]
     for message in messages:
         first = True
         while True:
@@ -298,6 +304,24 @@ def test_a_traceback_that_wandb_kept_is_a_crash_unless_training_goes_on_after_it
     assert [event["kind"] for event in read_file(path).events] == ["traceback"]
     path.write_bytes(wandb(points, before=error))
     assert read_file(path).events == ()
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "printed", "kind"),
+    [
+        (1, "", "exit_code"),  # The console was not recorded: the error may have been anything.
+        (1, "Epoch 5: 11%\n" * 30, "interrupted"),  # Lightning exits so if it is interrupted.
+        (1, "Epoch 5: 11%\n" * 30 + TRACEBACK, "traceback"),
+        (137, "Epoch 5: 11%\n" * 30, "exit_code"),
+        (255, "", "interrupted"),
+    ],
+)
+def test_an_exit_code_that_wandb_kept_is_a_crash_unless_the_console_shows_no_error(
+    tmp_path: Path, exit_code: int, printed: str, kind: str
+) -> None:
+    path = tmp_path / "run-x.wandb"
+    path.write_bytes(wandb([(n, {"loss": 3 - n / 10}) for n in range(12)], printed=printed, exit_code=exit_code))
+    assert kind in {event["kind"] for event in read_file(path).events}
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.77, 0.999])

@@ -27,7 +27,9 @@ _HISTORY, _OUTPUT, _CONFIG, _RAW_OUTPUT, _RUN, _EXIT = 2, 4, 5, 13, 17, 18
 _PRINTED = 3
 _ITEM, _STEP, _KEY, _NESTED, _JSON = 1, 2, 1, 2, 16
 _MAX_RECORD_BYTES = 64 << 20
-_STOPPED = 255
+_STOPPED, _FAILED = 255, 1
+MIN_PRINTED = 20
+"""Minimum number of printed lines that show that the console was recorded, and an error would be in it."""
 
 
 class WandbFormat(LogFormat):
@@ -74,7 +76,8 @@ class WandbFormat(LogFormat):
         if damaged:
             notes.append(f"{damaged} damaged records were left out")
         signals, more, events = rows.finish()
-        events += [*_crash(exit_code), *scanner.events(end=printed)]
+        told = scanner.events(end=printed)
+        events += [*_crash(exit_code, silent=printed >= MIN_PRINTED and not told), *told]
         if not signals and not events:
             raise file.unreadable("is a wandb file without history", hint="the run ended before its first wandb.log")
         return RunLog(
@@ -93,12 +96,19 @@ def _scan(message: BytesLike, scanner: CrashScanner, printed: int) -> int:
     return printed
 
 
-def _crash(exit_code: Any) -> list[Mapping[str, Any]]:
-    """Return the event of a run that ended in an error; wandb writes 255 for a run stopped by hand."""
+def _crash(exit_code: Any, *, silent: bool) -> list[Mapping[str, Any]]:
+    """Return the event of a run that ended in an error; wandb writes 255 for a run stopped by hand.
+
+    Lightning exits with 1 if it is interrupted. An exception would be in the recorded console: if that is ``silent``,
+    there was none.
+    """
     if not isinstance(exit_code, int) or exit_code == 0:
         return []
-    kind = "interrupted" if exit_code == _STOPPED else "exit_code"
+    stopped = exit_code == _STOPPED or (exit_code == _FAILED and silent)
+    kind = "interrupted" if stopped else "exit_code"
     message = f"wandb recorded exit code {exit_code}"
+    if stopped and silent:
+        message += ", and the program printed no error, as one that is interrupted"
     return [{"type": "crash", "kind": kind, "message": message, "line": None, "lines": ()}]
 
 
