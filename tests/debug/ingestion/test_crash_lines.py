@@ -514,6 +514,9 @@ def test_what_programs_launchers_and_schedulers_die_with_is_a_crash_with_trainin
         "/usr/bin/python: No module named torch.distributed.run",
         "srun: error: Unable to allocate resources: Invalid account or account/partition combination specified",
         "'python' is not recognized as an internal or external command,",
+        r"python : D:\Work\.venv-1\Scripts\python.exe: can't open file ",
+        r"C:\Program Files\Python311\python.exe: No module named torch",
+        r"C:\Python\pythonw.exe: can't open file 'C:\\train.py': [Errno 2] No such file or directory",
     ],
 )
 def test_a_program_that_was_not_started_is_a_crash_where_nothing_was_trained(tmp_path: Path, line: str) -> None:
@@ -657,3 +660,51 @@ def test_starts_that_logged_errors_before_one_that_ended_well_are_told_not_blame
     assert finding.detection.evidence[0].claim.startswith("3 of 4 starts in this file ended in an error")
     with pytest.raises(UnreadableLogError):
         diagnose(tmp_path, start + (error + ended) * 3 + ended * 60)
+
+
+COLLAPSES = (
+    "COLLAPSE DETECTED. Stopping.",
+    "Mode collapse detected!",
+    "  COLLASSO RILEVATO. Non insistete: cambiate qualcosa.",
+    "[monitor] Representation collapse has been detected at epoch 12",
+    "Colapso del modelo detectado",
+    "Effondrement détecté : arrêt",
+    "Kollaps erkannt, Abbruch",
+    "The training stops: divergence detected",
+    "ERROR: Embeddings have collapsed!",
+    "检测到模型坍塌",
+    "Gradient explosion detected, stopping",
+)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("line", COLLAPSES)
+def test_a_collapse_that_the_program_itself_announces_at_the_end_is_a_finding(
+    tmp_path: Path, line: str, encoding: str
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(f"{TRAINING}\n{line}\n  1. lower the learning rate\nfigure: monitor.png\n", encoding=encoding)
+    report = DEBUGGER.debug(path)
+    assert report.verdict is Verdict.UNHEALTHY
+    assert line.strip() in report.runs[0].findings[0].detection.evidence[0].claim
+
+
+@pytest.mark.parametrize("line", COLLAPSES)
+def test_a_collapse_that_training_goes_on_after_is_none(tmp_path: Path, line: str) -> None:
+    later = "".join(f"step {n} loss {3.0 / (n + 1) + 1:.4f}\n" for n in range(60, 90))
+    assert diagnose(tmp_path, f"{TRAINING}{line}\n{later}").verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "No collapse detected",
+        "collapse detected: False",
+        "Collapse detection: enabled",
+        "Nessun collasso: tutto bene",
+        "KL divergence: 0.02",
+        "collapsed 12 rows of the table",
+    ],
+)
+def test_what_only_sounds_like_a_collapse_is_none(tmp_path: Path, line: str) -> None:
+    assert diagnose(tmp_path, f"{TRAINING}{line}\n").verdict is Verdict.HEALTHY

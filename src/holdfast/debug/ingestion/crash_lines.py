@@ -17,14 +17,18 @@ from holdfast.debug.ingestion.crash_words import (
     HARMLESS,
     LAST_WORDS,
     NEVER_HARMLESS,
+    OF_ONE_REQUEST,
     STOPPED,
     kind_of,
     may_tell,
+    serves,
+    trains,
 )
 from holdfast.debug.ingestion.line_parts import apart_from_traceback
 from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.reading_rules import EndingRule
 from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.debug.ingestion.text_rows import row_test
 from holdfast.debug.types import Coverage
 
 __all__ = ["CrashScanner", "crashed_launches", "is_bare_numbers", "letters_of", "read_crash"]
@@ -313,15 +317,21 @@ def read_crash(file: LogFile) -> RunLog | None:
 
     Without training, the other lines show whether the program continued: an error that many lines follow was not its
     end. An exception is reported nevertheless if it came late, or repeatedly: nothing shows that it was harmless. A
-    server answers the next request.
+    server answers the next request, and the rows of a table are no messages of a program.
     """
     scanner, rule = CrashScanner(), file.limits.ending
     number = after = numbers = last = 0
     opening = before = ""
     openings: list[int] = []
+    is_row = row_test(file)
+    service = training = False
     for number, line in enumerate(file.lines(), 1):
         known = scanner.marks
         line = clean_line(line)
+        if is_row(line):
+            continue
+        service = service or serves(line)
+        training = training or (trains(line) and not may_tell(line))
         for part in apart_from_traceback(line):
             scanner.feed(number, part)
         last = number if line.strip() else last
@@ -340,6 +350,8 @@ def read_crash(file: LogFile) -> RunLog | None:
         ):
             scanner.went_on()
     events = scanner.events(end=last)
+    if service and not training and {event["kind"] for event in (*events, *scanner.raised)} <= OF_ONE_REQUEST:
+        return None
     if all(event["kind"] == "interrupted" for event in events):
         raised = [] if scanner.raised and scanner.raised[-1].get("served") else scanner.raised
         events = _failed_starts(raised, rule) or events or _passed_over(raised, number)

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["ALONE", "COMPLETED", "HARMLESS", "LAST_WORDS", "NEVER_HARMLESS", "STOPPED", "kind_of", "may_tell"]
+__all__ = [
+    "ALONE",
+    "COMPLETED",
+    "HARMLESS",
+    "LAST_WORDS",
+    "NEVER_HARMLESS",
+    "OF_ONE_REQUEST",
+    "STOPPED",
+    "kind_of",
+    "may_tell",
+    "serves",
+    "trains",
+]
 
 _HINTS = (
     "rror", "aceback", "emory", "xit", "illed", "illing", "KILL", 'File "', "bort", "nccl", "NCCL", "imed out",
@@ -17,12 +29,17 @@ _HINTS = (
     "RAINING", "iverged", "DIVERGED", "panic", "not found", "annot ", "open file", "o such file", "o module",
     "denied", "srun", "TERM_", "walltime", "wallclock", "erminat", "ERMINAT", "MPI_", "EXIT", "halted", "Hangup",
     "Illegal", "NaN", "nan ", "inf ", "recognized", "ncaught", "quota", "o space", "ssertion", "eap space", ": F ",
-    "F0", "F1", "State: ", "ailure", "^C", " 0 OK", " 0 ok", " 0 succe",
+    "F0", "F1", "State: ", "ailure", "^C", " 0 OK", " 0 ok", " 0 succe", "ollaps", "OLLAPS", "ollass", "OLLASS",
+    "olaps", "OLAPS", "ivergen", "DIVERGEN", "xplosion", "EXPLOSION", "ffondr", "FFONDR", "坍塌", "崩溃", "发散", "崩壊", "붕괴",
 )  # fmt: skip
 _ADVICE = r"^(?!.*\b(?:[Ii]f|avoid|prevent|may|might|could|should|not a failure)\b)"
 _NOT_OF_DATA = (
     r"^(?!.*\b(?i:no|not|0|without|if|check\w*|data|dataset|csv|columns?|rows?|features?|replac\w*|fill\w*|drop\w*"
     r"|imput\w*|remov\w*)\b)"
+)
+_COLLAPSE = (
+    r"\b(?i:collapse|collasso|colapso|effondrement|kollaps|divergence|divergenza|divergencia|explosion)"
+    r"(?: (?i:of|del|della|du|de|des) .{1,30}?)?"
 )
 # Not what programs look for optionally and do without.
 _SHELL = r"^(?!.*\b(?:git|nvidia-smi|nvcc|lspci|lscpu|hostname)\b)"
@@ -85,6 +102,12 @@ ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"\s*(?:[:!.]|$|with\b|after\b|due\b|because\b|at\b)"
             rf"|{_SAYS}(?:[Tt]raining|[Mm]odel|[Ll]oss|TRAINING|MODEL|LOSS) (?:has |HAS )?(?:diverged|DIVERGED)"
             r"\s*(?:[:!.,(]|$|at\b)"
+            # … or finds that it collapsed: "COLLAPSE DETECTED", in whatever language it prints.
+            rf"|{_NOT_OF_DATA}.{{0,60}}{_COLLAPSE} (?i:(?:has |was |has been )?(?:detected|rilevat[oa]|detectad[oa]"
+            r"|détectée?|detectee?|erkannt|encountered))\b(?!\W{0,3}(?:False|None|0|at 0|in 0))"
+            rf"|{_SAYS}(?i:(?:model|training|representations?|embeddings?|generator|policy) (?:has |have )?collapsed)"
+            r"\s*(?:[:!.,(]|$|at\b)"
+            r"|(?:检测到|出现|发生)(?:了)?.{0,8}(?:坍塌|崩溃|发散)|(?:坍塌|崩壊|붕괴).{0,4}(?:检测|検出|감지)"
             # … or judges its own run: "FAIL: Model cannot overfit".
             r"|^\W{0,6}FAIL(?:ED|URE)?\s?[:!-].{0,80}"
             r"\b(?:[Mm]odel|[Tt]rain\w*|[Oo]verfit\w*|[Cc]onverge\w*|[Ll]earn\w*)\b"
@@ -117,7 +140,9 @@ ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             "not_started",
             rf"{_SHELL}.{{0,300}}(?:not found|No such file or directory|[Pp]ermission denied|cannot execute"
             r"|syntax error|unexpected EOF|bad interpreter|unbound variable)|^zsh: command not found"
-            r"|^\S*python[\d.]*: (?:can't open file|No module named|error while loading)"
+            # Windows names the whole path, and PowerShell the command before it: "python : C:\\Python\\python.exe: …".
+            r"|^(?:[\w.-]{1,40} : )?(?:\S*|[A-Za-z]:\\[^:]{1,200})python[\d.]*w?(?:\.exe)?: "
+            r"(?:can't open file|No module named|error while loading|can't find '__main__')"
             r"|is not recognized as (?:an internal|the name of)|^Python was not found"
             r"|^(?:nohup|env|sudo|timeout|mpirun|torchrun): .{0,200}(?:No such file|not found|failed to run)"
             r"|^(?:srun|sbatch|salloc): (?:error|fatal): ",
@@ -148,6 +173,32 @@ HARMLESS = re.compile(
 """Marks lines after which the program continues: a warning that names an error, a handler that caught one."""
 NEVER_HARMLESS = frozenset(("exit_code", "out_of_memory", "killed"))
 """Kinds that are never harmless, whatever the line says."""
+
+
+OF_ONE_REQUEST = frozenset(("traceback", "logged_error", "interrupted", "exit_code"))
+"""Kinds that end one request or one job of a service, and not the service."""
+# How web servers and schedulers announce themselves and what they answer.
+_SERVES = re.compile(
+    r"\bUvicorn running on\b|Application startup complete|Running on (?:all addresses|https?://)|Serving Flask app"
+    r"|Starting development server at|Starting gunicorn|\[INFO\] Listening at: |Started server process \["
+    r"|\b[Ss]erver (?:is )?(?:up and running|running|listening|started)\b|\b[Ss]tart(?:ing|ed) .{1,40}\b[Ss]erver on\b"
+    r"|\bapscheduler\.\w|\bScheduler started\b|\bcelery@\S+ (?:ready|v\d)|\b(?:Now )?[Ll]istening on (?:port|https?:)"
+    r"|\"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) /\S{0,300} HTTP/\d"
+)
+_TRAINS = re.compile(
+    r"\b(?:[Ee]pochs?|EPOCHS?)\b|\b(?:[Tt]rain(?:ing|er)?|[Ff]ine-?tun(?:e|ing)|[Pp]re-?train(?:ing)?)\b"
+    r"|\btorchrun\b|\bdeepspeed\b|train\w*\.py\b"
+)
+
+
+def serves(line: str) -> bool:
+    """Return whether a line is one of a web server or a scheduler of jobs."""
+    return bool(_SERVES.search(line))
+
+
+def trains(line: str) -> bool:
+    """Return whether a line mentions training."""
+    return bool(_TRAINS.search(line))
 
 
 def may_tell(line: str) -> bool:

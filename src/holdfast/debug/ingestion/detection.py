@@ -15,10 +15,12 @@ from pathlib import Path
 
 from holdfast.debug.ingestion import formats
 from holdfast.debug.ingestion.crash_lines import read_crash
+from holdfast.debug.ingestion.formats.json_document import holds_texts
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.debug.ingestion.text_format import TextFormat
 from holdfast.debug.types import LOSS_LIKE, Signal
 from holdfast.errors import UnreadableLogError
 
@@ -73,6 +75,9 @@ def read_file(
     refusals: list[UnreadableLogError] = []
     best: RunLog | None = None
     for _, form in rank_formats(file, known)[:4]:
+        if isinstance(form, TextFormat) and refusals and holds_texts(file):
+            refusals.insert(0, file.unreadable("is a JSON document of texts, with no step: not a training log"))
+            break
         log = _attempt(form, file, refusals)
         if log is not None and (best is None or _grasp(log) > _grasp(best)):
             best = log

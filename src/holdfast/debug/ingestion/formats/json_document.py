@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from holdfast.debug.ingestion.config_text import canonical_config
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
+from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, plain
 from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
 from holdfast.debug.ingestion.structures import read_structure, structure_of
+from holdfast.errors import UnreadableLogError
 
-__all__ = ["JsonDocumentFormat", "load_json"]
+__all__ = ["JsonDocumentFormat", "holds_texts", "load_json"]
 
 # A date in brackets begins a logger's line: "[2023-08-04 16:30:11,661][__main__][INFO] - …".
 _OPENING = re.compile(r"^\s*[\[{](?!\d{2,4}[-/.]\d\d[-/.]\d\d|\d\d:\d\d)\s*($|[\[{\"}\]\-\d])")
@@ -30,6 +33,8 @@ _WORD = re.compile(r"\b(?:None|True|False|nan|inf)\b")
 _TUPLES = str.maketrans("()", "[]")
 MAX_HEADER_LINES = 4
 """Maximum number of lines before a document: a title, a comment."""
+MIN_TEXT_WORDS = 4
+"""Minimum number of words of a text: names of models, splits and runs have fewer."""
 _HF_SETTINGS = ("max_steps", "num_train_epochs", "logging_steps", "train_batch_size", "eval_steps", "save_steps")
 
 
@@ -40,6 +45,36 @@ def load_json(file: LogFile) -> Any:
         UnreadableLogError: it is not JSON, nested too deeply, or too large.
     """
     return _load(file)[0]
+
+
+def holds_texts(file: LogFile) -> bool:
+    """Return whether the file is a JSON document of texts with numbers beside them, and no step: messages, samples.
+
+    Their numbers are not a series, in whatever order the texts are.
+    """
+    if not file.is_text or _opening_line(file.head_text[:4096]) is None:
+        return False
+    try:
+        lists = [records for records in _lists_of_records(_load(file)[0]) if records]
+    except UnreadableLogError:
+        return False
+    records = max(lists, key=len, default=[])
+    texts = sum(any(_is_text(value) for value in record.values()) for record in records)
+    counted = any(plain(str(name)) in (*STEP_NAMES, *EPOCH_NAMES) for record in records for name in record)
+    return 2 * texts > len(records) > 1 and not counted
+
+
+def _lists_of_records(data: Any, depth: int = 4) -> Iterator[list[dict[str, Any]]]:
+    """Yield the lists of objects in a document."""
+    inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    if isinstance(data, list):
+        yield [record for record in data if isinstance(record, dict)]
+    for value in inner if depth else ():
+        yield from _lists_of_records(value, depth - 1)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value.split(maxsplit=MIN_TEXT_WORDS)) >= MIN_TEXT_WORDS
 
 
 def _load(file: LogFile) -> tuple[Any, bool]:
