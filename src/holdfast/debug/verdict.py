@@ -129,6 +129,9 @@ class VerdictRule:
         if risen and all(self.reward.given_back(signal) for signal in risen):
             text = f"every reward that rose ends well below its best ({risen[0].name})"
             return Reason(ReasonCode.NOT_IMPROVING, text)
+        if (tried := self.reward.stopped_trying(signals)) is not None:
+            text = f"{tried[1].name!r} is almost 0 from early on, and {tried[0].name!r} has not risen since"
+            return Reason(ReasonCode.NOT_IMPROVING, text)
         if all(self.progress.ends_worse(signal) for signal in long):
             names = ", ".join(signal.name for signal in long[:3])
             return Reason(ReasonCode.NOT_IMPROVING, f"every loss-like series ended worse than it began ({names})")

@@ -13,7 +13,7 @@ import numpy as np
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.baseline import TENTH, noise_of
 from holdfast.debug.detectors.steps.evidence import LIKELY, detection, graded
-from holdfast.debug.detectors.steps.held_out import HeldOutRule
+from holdfast.debug.detectors.steps.held_out import HeldOutRule, Worse
 from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, of_kind, sum_of_parts
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Failure, Severity, Signal
 
@@ -83,6 +83,8 @@ class OverfittingDetector(BaseDetector):
     worse_evaluations: int = 10
     """Minimum number of evaluations for a finding if held-out series got worse and none better, or a held-out loss
     hardly fell …"""
+    sunk: float = 0.3
+    """Minimum fraction of its first level by which a score of a few evaluations sank steadily, for a finding."""
     far_behind: float = 10.0
     """… and such a loss ends at this many times the training loss."""
     held_out: HeldOutRule = field(default_factory=HeldOutRule)
@@ -128,12 +130,18 @@ class OverfittingDetector(BaseDetector):
         long = [signal for signal in training if np.isfinite(signal.values).sum() >= self.worse_evaluations]
         if of_kind(signals, "reward") or not any(self.held_out.progress.got_better(signal) for signal in long):
             return None
+        worse = self.held_out.sank(signals)
+        if worse is not None and abs(worse.after - worse.before) >= self.sunk * abs(worse.before):
+            return self._worse(worse)
         worse = self.held_out.got_worse(signals)
         if worse is None:
             behind = self.held_out.fell_behind(signals)
             worse = behind if behind is not None and behind.after >= self.far_behind * behind.before else None
         if worse is None or np.isfinite(worse.signal.values).sum() < self.worse_evaluations:
             return None
+        return self._worse(worse)
+
+    def _worse(self, worse: Worse) -> Detection:
         steps = worse.signal.steps
         return detection(
             self.failure,

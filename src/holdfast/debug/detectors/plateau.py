@@ -99,8 +99,16 @@ class LossPlateauDetector(BaseDetector):
                 f"is 0 in all {len(count.values)} evaluations, as are the false positives: one answer for every sample"
             )
             return self._warned(count, claim, 0.0, {"level": 0.0})
+        if (missed := self.stall.score.misses_all(signals)) is not None:
+            late = missed.values[len(missed.values) // 3 :]
+            claim = (
+                f"is nearly 0 ({float(np.nanmax(late)):.3g} at most) at the last {len(late)} points: nothing is found"
+            )
+            return self._warned(missed, claim, 0.0, {"level": float(np.nanmedian(late))})
         if not says_training(signals):
             return None
+        if (still := self.standstill.motionless(signals)) is not None:
+            return self._motionless(still)
         if (reward := self.stall.flat_reward(signals, source=context.source)) is not None:
             return self._unrewarded(reward)
         if (frozen := self.standstill.frozen(signals)) is not None:
@@ -134,6 +142,15 @@ class LossPlateauDetector(BaseDetector):
         beside = () if halted is None else (_zero_rate(halted),)
         numbers = {"before": before, "after": after}
         return self._warned(signal, claim, after, numbers, confidence=FAIR, beside=beside)
+
+    def _motionless(self, signal: Signal) -> Detection:
+        values, steps = _finite(signal)
+        level = float(values[0])
+        claim = (
+            f"is {level:.6g} at all {len(values)} points, steps {steps[0]:g} to {steps[-1]:g}, and nothing else that "
+            "was measured moves: nothing is learnt"
+        )
+        return self._warned(signal, claim, level, {"level": level, "points": float(len(values))})
 
     def _frozen(self, signal: Signal, begin: int) -> Detection:
         values, steps = _finite(signal)

@@ -91,7 +91,7 @@ class PolicyCollapseDetector(BaseDetector):
 
     def get_required_signals(self) -> frozenset[str]:
         """Return returns, and entropies and KL divergences, which show the state of the policy."""
-        return frozenset(("reward", "entropy", "kl"))
+        return frozenset(("reward", "entropy", "kl", "value_loss"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Examine the longest return, preferring a mean; examine entropy alone only if no return was logged."""
@@ -102,6 +102,8 @@ class PolicyCollapseDetector(BaseDetector):
             found = self._fallen(returns[0], entropies, burst)
             # A live run may yet find its first reward.
             settled = None if found or context.live else self.reward.settled_for_nothing(signals)
+            if not found and settled is None and not context.live:
+                settled = self.reward.stopped_for_nothing(signals)
             found = found if settled is None else self._for_nothing(*settled, burst)
         else:
             found = next((seen for signal in entropies if (seen := self._one_answer(signal, burst)) is not None), None)

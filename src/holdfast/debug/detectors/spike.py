@@ -78,6 +78,8 @@ class LossSpikeDetector(BaseDetector):
     """Jumps that took at most this fraction of the run's points in total …"""
     brief_ratio: float = 3.0
     """… stayed below this many times the level before …"""
+    single: int = 1
+    """… as may this many high points in all, however short the log, …"""
     tiny: float = 0.05
     """… or, within ``tiny_points`` of the run, rose by less than this fraction of how far the loss had fallen since its
     first point, as losses of small batches near zero do …"""
@@ -160,7 +162,8 @@ class LossSpikeDetector(BaseDetector):
         worst = max(jumps, key=lambda jump: jump.height)
         share = sum(jump.points for jump in jumps) / shape.count
         tiny = share <= self.tiny_points and worst.height < self.tiny * (float(shape.values[0]) - worst.before)
-        brief = tiny or (share <= self.brief and worst.ratio < self.brief_ratio)
+        few = share <= self.brief or (not live and sum(jump.points for jump in jumps) <= self.single)
+        brief = tiny or (few and worst.ratio < self.brief_ratio)
         if any(jump.points >= self.slow * shape.count and jump.peak > self.mild * shape.start for jump in jumps):
             return False
         left = max(self.forgotten, self.brief_end if brief else 0.0)

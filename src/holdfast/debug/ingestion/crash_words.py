@@ -30,7 +30,8 @@ _HINTS = (
     "denied", "srun", "TERM_", "walltime", "wallclock", "erminat", "ERMINAT", "MPI_", "EXIT", "halted", "Hangup",
     "Illegal", "NaN", "nan ", "inf ", "recognized", "ncaught", "quota", "o space", "ssertion", "eap space", ": F ",
     "F0", "F1", "State: ", "ailure", "^C", " 0 OK", " 0 ok", " 0 succe", "ollaps", "OLLAPS", "ollass", "OLLASS",
-    "olaps", "OLAPS", "ivergen", "DIVERGEN", "xplosion", "EXPLOSION", "ffondr", "FFONDR", "坍塌", "崩溃", "发散", "崩壊", "붕괴",
+    "olaps", "OLAPS", "ivergen", "DIVERGEN", "xplosion", "EXPLOSION", "ffondr", "FFONDR",
+    "坍塌", "崩溃", "发散", "崩壊", "붕괴",
 )  # fmt: skip
 _ADVICE = r"^(?!.*\b(?:[Ii]f|avoid|prevent|may|might|could|should|not a failure)\b)"
 _NOT_OF_DATA = (

@@ -44,6 +44,12 @@ class HeldOutRule:
     """… by this fraction of its whole range, …"""
     worse_share: float = 0.15
     """… and of its first level: evaluations differ by a few percent."""
+    few_points: int = 4
+    """Minimum number of evaluations of a score that sinks from its best to its end, each one below the one before …"""
+    sunk_evaluations: int = 3
+    """… in at least this many at the end, …"""
+    rare: int = 5
+    """… if a training loss has this many times their points: a score of each batch is none of evaluations."""
     good: float = 0.9
     """An accuracy above this has little to lose."""
     alike: float = 1.5
@@ -72,6 +78,8 @@ class HeldOutRule:
             return f"{worse.name!r} {worse.claim}"
         if (apart := self.fell_behind(signals)) is not None:
             return f"{apart.name!r} {apart.claim}"
+        if (sunk := self.sank(signals)) is not None:
+            return f"{sunk.name!r} {sunk.claim}"
         return self._left_its_best(self._series(signals)) or self._gap(signals) or self._fails_at_the_end(signals)
 
     def _series(self, signals: Sequence[Signal]) -> list[Signal]:
@@ -88,6 +96,31 @@ class HeldOutRule:
         first, last = _ends(worse[0].values[np.isfinite(worse[0].values)])
         claim = f"got worse, from {first:.4g} to {last:.4g}, and nothing held out got better"
         return Worse(worse[0], first, last, claim)
+
+    def sank(self, signals: Sequence[Signal]) -> Worse | None:
+        """Return the score of a few evaluations that sank to the end, well below the first, if no other improved."""
+        longest = max((count_of(s) for s in self.select.training_losses(signals)), default=0)
+        scores = [
+            signal
+            for signal in of_kind(signals, "metric")
+            if "higher_is_better" in signal.metadata
+            and signal.layer is None
+            and "train" not in signal.name.lower()
+            and self.few_points <= count_of(signal) <= longest // self.rare
+            and self.select.began(signal.steps)
+        ]
+        sunk = [signal for signal in scores if self._sinks(signal) and not self._is_good(signal)]
+        if not sunk or any(badness(signal)[-1] < badness(signal)[0] for signal in scores):
+            return None
+        deepest = max(sunk, key=_fallen_share)
+        first, last = float(deepest.values[0]), float(deepest.values[-1])
+        claim = f"sank from {first:.4g} to {last:.4g}, lower at each of the last evaluations"
+        return Worse(deepest, first, last, claim)
+
+    def _sinks(self, signal: Signal) -> bool:
+        values = badness(signal)
+        steadily = bool(np.all(np.diff(values[-1 - self.sunk_evaluations :]) > 0.0))
+        return steadily and values[-1] == values.max() and _fallen_share(signal) >= self.worse_share
 
     def _is_worse(self, signal: Signal) -> bool:
         values = badness(signal)
@@ -180,6 +213,12 @@ class HeldOutRule:
         values = badness(signal)
         span = float(np.subtract(*np.quantile(values, (1 - 1 / TENTH, 1 / TENTH))))
         return float(_ends(values)[1] - values.min()) <= self.kept * span or self._is_good(signal)
+
+
+def _fallen_share(signal: Signal) -> float:
+    """Return the fraction of its first level by which a score ends worse."""
+    values = badness(signal)
+    return float(values[-1] - values[0]) / max(abs(float(values[0])), float(np.finfo(np.float64).tiny))
 
 
 def held_out_series(signals: Sequence[Signal]) -> list[Signal]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.debug.detectors.steps.baseline import noise_of
 from holdfast.debug.types import Signal
 
 __all__ = ["ProgressRule", "badness", "count_of"]
@@ -38,6 +39,8 @@ class ProgressRule:
     """The same for an accuracy: of its value or of what is missing to 1, whichever is less."""
     far_above_best: float = 3.0
     """A loss that ends at this many times its best level has left it and may have lost its progress …"""
+    best_noises: float = 2.0
+    """… times this many of the factors by which neighbours differ, since the best of many levels is one of luck, …"""
     best_parts: int = 50
     """… if both levels are medians of 1/n of its points, …"""
     best_points: int = 12
@@ -105,7 +108,8 @@ class ProgressRule:
         width = max(self.start_points, len(values) // self.best_parts)
         held = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=-1)
         lost = float(held[-1]) > self.converged * float(held[0])
-        return lost and float(held[-1]) > self.far_above_best * float(held.min())
+        luck = float(np.exp(self.best_noises * noise_of(np.log(values)) / np.sqrt(width)))
+        return lost and float(held[-1]) > self.far_above_best * luck * float(held.min())
 
     def ends_in_a_jump(self, signal: Signal) -> bool:
         """Return whether the last point of a loss is many times above every earlier one."""

@@ -77,6 +77,9 @@ class RewardRule:
     episodes."""
     mean_points: int = 200
     """The same for means over many episodes, if they drifted down as far as up."""
+    sunk_level: float = 0.25
+    """Maximum fall of such means, as a fraction of their first level, if no tenth is above the first: a task that gets
+    harder takes more."""
     flat_noises: float = 0.5
     """Maximum distance of the mean of any tenth from that of the first, in standard deviations within a tenth …"""
     flat_step: float = 2.0
@@ -114,6 +117,14 @@ class RewardRule:
     settled: float = 0.15
     """An entropy that stays below this fraction of its start in the second half of a run, of ``blocks`` blocks of
     ``block_points`` points or more, is that of a policy that has settled: it hardly tries anything else."""
+    one_answer: float = 0.02
+    """An entropy that stays below this fraction of its start leaves one answer …"""
+    one_answer_by: float = 0.5
+    """… from this fraction of the run on, …"""
+    one_answer_points: int = 50
+    """… of at least this many points."""
+    idle_gain: float = 0.1
+    """Maximum gain of a reward since then, as a fraction of it, if the value function is idle too."""
     ceiling_share: float = 0.05
     """The fraction of rewards at the maximum from which there may be nothing more to learn."""
     select: SelectRule = field(default_factory=SelectRule)
@@ -190,14 +201,28 @@ class RewardRule:
         tenths = np.array_split(values, TENTH)
         levels = np.array([float(part.mean()) for part in tenths])
         noise = float(np.median([part.std() for part in tenths]))
+        if averaged and 0.0 <= float(levels[0] - levels[1:].max()) <= self.sunk_level * abs(float(levels[0])):
+            return float(levels[0] - levels.min()) <= self.sunk_level * abs(float(levels[0]))
         if averaged and abs(levels[-1] - levels[0]) <= noise:
             return float(levels.max() - levels[0]) <= float(levels[0] - levels.min())
+        if self._lucky_start(levels, noise, float(values.std())):
+            return True
         if float(np.abs(levels - levels[0]).max()) > self.flat_noises * noise:
             return False
         if float(np.median(levels[1:])) - levels[0] > self.flat_step * float(levels[1:].std()):
             return False
         start = tenths[0][: max(1, len(tenths[0]) // TENTH)]
         return float(levels[0] - start.mean()) <= self.flat_start_errors * noise / float(np.sqrt(len(start)))
+
+    def _lucky_start(self, levels: NDArray[np.float64], noise: float, spread: float) -> bool:
+        """Return whether the first tenth was better than all others, which are at one level: luck, and no learning.
+
+        ``noise`` is that within a tenth, ``spread`` that of the run.
+        """
+        later = levels[1:]
+        fell = float(levels[0] - later.max())
+        back = float(np.max(later - np.minimum.accumulate(later)))  # the most it ever regained
+        return fell > 0.0 and float(levels[0] - later.min()) <= spread and back <= self.flat_noises * noise
 
     def at_floor(self, signal: Signal) -> bool:
         """Return whether a reward is mostly at its minimum later on, and no better on average.
@@ -264,6 +289,52 @@ class RewardRule:
         if entropy is None or not rewards or not all(self.hardly_moves(reward, steps=0.0) for reward in rewards):
             return None
         return (rewards[0], entropy) if self.select.began(rewards[0].steps) else None
+
+    def stopped_trying(self, signals: Sequence[Signal]) -> tuple[Signal, Signal] | None:
+        """Return a reward that has not risen since the entropy beside it vanished, early in the run, and the entropy.
+
+        One at its maximum needs no other answer. If the value function has had nothing to predict either, a rise of
+        ``idle_gain`` is a matter of which episodes ended.
+        """
+        idle = self._unrewarded(of_kind(signals, "value_loss"))
+        rewards = [signal for signal in of_kind(signals, "reward") if len(signal.values) >= self.one_answer_points]
+        for entropy in of_kind(signals, "entropy"):
+            values = np.abs(entropy.values[np.isfinite(entropy.values)])
+            if len(values) < self.one_answer_points or not self.select.began(entropy.steps):
+                continue
+            left = np.flatnonzero(values > self.one_answer * float(values[: self.minimum_points].max()))
+            first = int(left[-1]) + 1 if len(left) else 0
+            if 0 < first <= self.one_answer_by * len(values):
+                step = float(entropy.steps[np.isfinite(entropy.steps)][first])
+                stuck = [reward for reward in rewards if self._stuck_since(reward, step, idle=idle)]
+                if rewards and len(stuck) == len(rewards):
+                    return stuck[0], entropy
+        return None
+
+    def stopped_for_nothing(self, signals: Sequence[Signal]) -> tuple[Signal, Signal] | None:
+        """Return what ``stopped_trying`` does, if the value function is idle as well."""
+        return self.stopped_trying(signals) if self._unrewarded(of_kind(signals, "value_loss")) else None
+
+    def _stuck_since(self, reward: Signal, step: float, *, idle: bool) -> bool:
+        """Return whether a reward does not rise after a step, and is not at a ceiling."""
+        later = reward.values[(reward.steps >= step) & np.isfinite(reward.values)]
+        if len(later) < 2 * self.minimum_points:
+            return False
+        third = len(later) // 3
+        before, after = float(np.median(later[:third])), float(np.median(later[-third:]))
+        if idle and after - before <= self.idle_gain * abs(before):
+            return True
+        if float(np.mean(later == later.max())) >= self.ceiling_share:
+            return False
+        return not self.rises(Signal(reward.name, np.arange(len(later), dtype=np.float64), later))
+
+    def _unrewarded(self, critics: Sequence[Signal]) -> bool:
+        """Return whether a value function has had nothing to predict in the second half of the run."""
+        return any(
+            len(critic.values) >= self.one_answer_points
+            and finite_median(np.abs(critic.values[len(critic.values) // 2 :])) <= self.idle_value_loss
+            for critic in critics
+        )
 
     def _settles(self, entropy: Signal) -> bool:
         """Return whether an entropy is almost gone for half of a run; that of a density changes its sign."""

@@ -32,6 +32,8 @@ _SIGNED = re.compile(
 _FOUND = re.compile(r"(?:^|[^a-z])(?:tp|true_?positives?)$", re.IGNORECASE)
 _CLAIMED = re.compile(r"(?:^|[^a-z])(?:fp|false_?positives?)$", re.IGNORECASE)
 _OVERLOOKED = re.compile(r"(?:^|[^a-z])(?:fn|false_?negatives?)$", re.IGNORECASE)
+# The fraction of what should have been found that was: 0 for a model that never answers yes.
+_RECALL = re.compile(r"(?:^|[^a-z])(?:recall|sensitivity|tpr|true_?positive_?rate)$", re.IGNORECASE)
 _JUDGE = re.compile(
     r"(?:^|[^a-z])(?:d|dis|disc|discriminator)[_ ./-]?loss|loss[_ ./-]?(?:d|dis|disc\w*)$", re.IGNORECASE
 )
@@ -148,6 +150,20 @@ class ScoreRule:
         missed = any(bool(np.all(signal.values > 0)) for signal in overlooked)
         return found[0] if found and claimed and none and missed and self.select.began(found[0].steps) else None
 
+    def misses_all(self, signals: Sequence[Signal]) -> Signal | None:
+        """Return a recall that is almost 0 in the last two thirds of a long run, as is every other recall and overlap.
+
+        The accuracy is then that of always giving the common answer, however high it is.
+        """
+        scores = self._scores(signals, _RECALL, _OVERLAP)
+        told = [signal for signal in scores if self._is_long(signal)]
+        recalls = [s for s in told if _RECALL.search(s.name) and np.any(s.values > 0.0)]
+        if not recalls or any(
+            float(np.nanmax(_last_thirds(self.select.as_share(s.values)))) > self.worthless for s in told
+        ):
+            return None
+        return recalls[0]
+
     def proves_nothing(self, signals: Sequence[Signal]) -> str | None:
         """Return what keeps a run whose loss falls from being called healthy, or None.
 
@@ -249,6 +265,11 @@ def _held_out(signals: Sequence[Signal]) -> list[Signal]:
 def _early(signal: Signal) -> float:
     values = signal.values[np.isfinite(signal.values)]
     return float(np.median(values[: len(values) // TENTH]))
+
+
+def _last_thirds(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the last two thirds of a series."""
+    return values[len(values) // 3 :]
 
 
 def _late(signal: Signal) -> float:

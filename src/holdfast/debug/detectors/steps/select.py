@@ -50,6 +50,7 @@ _HELD_OUT = re.compile(
     r"(?:^|(?<=[_ ./-]))(?:val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)(?:[_ ./-]|$)", re.IGNORECASE
 )
 # Words of a training log: the split that was measured, right answers, or what an agent earns.
+_EPISODES = frozenset("rlt")  # Return, length and time of each episode, as the monitors of agents in training write.
 _TRAINING = re.compile(
     r"(?:^|[^a-z])(?:train(?:ing|ed)?|val(?:id(?:ation)?)?|eval(?:uation)?|test(?:ing)?|dev|acc(?:uracy)?)(?:[^a-z]|$)"
     r"|(?:^|[^a-z])(?:ep_)?rew(?:ards?)?(?:[^a-z]|$)|episod|rollout",
@@ -94,6 +95,8 @@ def says_training(signals: Sequence[Signal]) -> bool:
     if any(kind not in _ANYTHING for kind in kinds):
         return True
     told = [signal for signal, kind in zip(signals, kinds, strict=True) if kind != "other"]
+    if {signal.name.lower() for signal in signals} >= _EPISODES:
+        return True
     if any("split" in signal.metadata or _TRAINING.search(signal.name) for signal in told):
         return True
     return not any(np.array_equal(signal.steps, np.arange(len(signal.steps))) for signal in signals)

@@ -46,6 +46,11 @@ class StandstillRule:
     """… if neighbours differed by more than this fraction of the level before …"""
     frozen_level: float = 0.5
     """… and it is at more than this fraction of its start: fully learnt losses differ by less than is printed."""
+    motionless_points: int = 20
+    """Minimum number of points at which a loss, and everything else that was measured, is identical for nothing to
+    move …"""
+    motionless_digits: int = 2
+    """… if the loss shows at least this many digits: with one, a small loss looks constant while it falls."""
     progress: ProgressRule = field(default_factory=ProgressRule)
     """When a series improves."""
     select: SelectRule = field(default_factory=SelectRule)
@@ -106,6 +111,25 @@ class StandstillRule:
             if not alike and float(values[-1]) > self.frozen_level * started:
                 return signal, begin
         return None
+
+    def motionless(self, signals: Sequence[Signal]) -> Signal | None:
+        """Return a loss that is identical to the last digit from the first point to the last, as is all else.
+
+        Batches and parameters that change move any loss; its sign does not matter.
+        """
+        measured = [s for s in of_kind(signals, *LOSS_LIKE, "value_loss", "entropy", "kl") if s.layer is None]
+        told = [s for s in measured if count_of(s) >= self.beside_points]
+        if any(float(np.ptp(s.values[np.isfinite(s.values)])) > 0.0 for s in told):
+            return None
+        long = [s for s in main_losses(signals) if count_of(s) >= self.motionless_points]
+        long = [s for s in long if self._digits(float(s.values[0])) >= self.motionless_digits]
+        return next((s for s in long if "not_collected" not in s.metadata and self.select.began(s.steps)), None)
+
+    @staticmethod
+    def _digits(value: float) -> int:
+        """Return the number of digits of a number from its first that is not 0."""
+        digits = f"{abs(value):.12g}".partition("e")[0].replace(".", "")
+        return len(digits.strip("0"))
 
     def _gained(self, signal: Signal, *, halted: bool) -> bool:
         """Return whether a series improved, beyond chance or by more than ``least_gain``."""
