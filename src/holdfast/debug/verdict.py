@@ -71,6 +71,8 @@ class VerdictRule:
             what = f": {trials[0]!r} belongs to trials, each of them a separate run" if trials else what
             return Reason(ReasonCode.NO_LOSS, f"no loss found{what}")
         if all("unnamed" in signal.metadata for signal in like):
+            if self._all_fall(like):
+                return None
             text = f"{len(like)} columns without names: it is unknown which of them should fall or rise"
             return Reason(ReasonCode.NO_LOSS, text)
         losses = [signal for signal in like if signal.kind == "loss"] or like
@@ -79,10 +81,33 @@ class VerdictRule:
         if len(empty) == len(losses) and not rewarded:  # GRPO's loss is 0 by definition; its reward shows progress.
             why = empty[0].metadata["not_collected"]
             return Reason(ReasonCode.NOT_COLLECTED, f"{empty[0].name!r} was not collected ({why})")
-        points = max((count_of(signal) for signal in _usable(signals)), default=0)
+        points = max((count_of(signal) for signal in self._usable(signals)), default=0)
         if points < self.minimum_points_improving:
             return Reason(ReasonCode.TOO_FEW_POINTS, f"the longest loss has {points} points")
         return None
+
+    def _all_fall(self, signals: Sequence[Signal]) -> bool:
+        """Return whether all columns without names that do not merely count fall as only losses do."""
+        moving = [signal for signal in signals if not _counts(signal)]
+        losses = all(signal.kind == "loss" for signal in moving)
+        return bool(moving) and losses and all(self.progress.falls_throughout(signal) for signal in moving)
+
+    def _usable(self, signals: Sequence[Signal]) -> list[Signal]:
+        """Return the series that can prove anything: collected, and still numbers at their end.
+
+        Columns without names prove something only if all of them fall.
+        """
+        usable = [
+            signal
+            for signal in signals
+            if signal.kind in LOSS_LIKE
+            and "not_collected" not in signal.metadata
+            and (len(signal.values) == 0 or np.isfinite(signal.values[-1]))
+        ]
+        named = [signal for signal in usable if "unnamed" not in signal.metadata]
+        if named or not self._all_fall(usable):
+            return named
+        return [signal for signal in usable if not _counts(signal)]
 
     def _never_a_number(self, signals: Sequence[Signal]) -> Reason | None:
         """Return the reason if a text repeatedly prints a held-out loss that is NaN each time.
@@ -112,7 +137,7 @@ class VerdictRule:
 
     def _unproven(self, signals: Sequence[Signal]) -> Reason | None:
         """Return the reason if no series shows that the run learned, or at least did not get worse."""
-        usable = [signal for signal in _usable(signals) if count_of(signal) >= self.minimum_points_improving]
+        usable = [signal for signal in self._usable(signals) if count_of(signal) >= self.minimum_points_improving]
         long = [signal for signal in usable if count_of(signal) >= self.minimum_points]
         if not long:
             if any(self.progress.improves(signal) for signal in usable):
@@ -167,13 +192,6 @@ def _swinging(findings: Sequence[Finding]) -> Reason | None:
     return None
 
 
-def _usable(signals: Sequence[Signal]) -> list[Signal]:
-    """Return the series that can prove anything: collected, and still numbers at their end."""
-    return [
-        signal
-        for signal in signals
-        if signal.kind in LOSS_LIKE
-        and "not_collected" not in signal.metadata
-        and "unnamed" not in signal.metadata
-        and (len(signal.values) == 0 or np.isfinite(signal.values[-1]))
-    ]
+def _counts(signal: Signal) -> bool:
+    """Return whether a column only counts the rows."""
+    return len(signal.values) > 1 and bool(np.all(np.diff(signal.values) == 1.0))

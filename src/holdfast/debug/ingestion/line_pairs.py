@@ -83,6 +83,11 @@ _BY_SPLIT = re.compile(
     re.IGNORECASE,
 )
 _PART = re.compile(rf"([a-z]+)[ \x1f:=]{{1,3}}({NUMBER}%?)", re.IGNORECASE)
+# The number before its name, between commas: ``0.98 C.E. Loss, 94.28% Accuracy``.
+_BEFORE_NAME = re.compile(
+    rf"(?:^|(?<=[,;|\x1f])|(?<=[\d\]]: )|(?<= [:@-]))[ \x1f]*(?P<number>{NUMBER})(?P<percent>[ ]?%)?[ ]"
+    r"(?P<name>[A-Za-z][\w.]{0,20}(?: [A-Za-z][\w.]{0,20}){0,2})(?=[ \x1f]*(?:[,;|]|$))"
+)
 # An object printed with the shapes of its fields, as PyTorch Geometric does: ``Data(x=[1024, 16], y=[1024])``.
 _SHAPES = re.compile(r"\b[A-Z]\w{0,60}\((?=\w{1,60}=\[\d{1,12}(?:, \d{1,12}){0,8}\][,)])[^()]{0,8000}\)")
 _WIDE = re.compile(r"\t[\t ]*| {2,}")
@@ -163,7 +168,25 @@ def with_gaps(line: str) -> str:
         line = _OF_LOSS.sub(_as_parts, line)
     if "{" in line:
         line = _QUOTED.sub(r"\1\2", _BY_NUMBER.sub(GAP, line))
-    return _WIDE.sub(GAP, _RUN_ON.sub(rf"\1{GAP}", line))
+    line = _WIDE.sub(GAP, _RUN_ON.sub(rf"\1{GAP}", line))
+    return _names_first(line) if line[-1:].isalpha() else line
+
+
+def _names_first(line: str) -> str:
+    """Return a line with every number that is followed by its name after it, if each of these is a metric."""
+    found = list(_BEFORE_NAME.finditer(line))
+    if len(found) == 1 and not found[0]["number"][-1].isdigit():
+        return line  # "nan loss caught" is a message.
+    if not found or any(meaning_of(_undotted(match["name"])).kind not in _MEASURED for match in found):
+        return line
+    return _BEFORE_NAME.sub(
+        lambda match: f"{GAP}{_undotted(match['name'])}: {match['number']}{match['percent'] or ''}", line
+    )
+
+
+def _undotted(name: str) -> str:
+    """Return a name without the dots of its abbreviations: ``C.E. Loss`` → ``CE Loss``."""
+    return " ".join(word.replace(".", "") if word.endswith(".") else word for word in name.split(" "))
 
 
 def _told_apart(match: re.Match[str]) -> str:

@@ -21,6 +21,9 @@ __all__ = ["is_episode_table", "named_by_context"]
 
 _SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
 _NUMBERS = re.compile(r"\d+(?:_\d+)*")
+_TRAINING = frozenset(("train", "training", "history", "progress", "fit"))
+FALLEN_SHARE = 0.9
+"""The quantile of the last tenth that must be below half of the start."""
 _EPISODE = ("r", "l", "t")
 """The names of an episode's return, length and end time in the monitors of Gym and Stable-Baselines."""
 
@@ -38,6 +41,8 @@ def named_by_context(columns: list[Column], source_name: str, rule: ListRule) ->
         return [replace(c, meaning=meaning_of("reward")) if plain(c.name) == "r" else c for c in columns]
     if (only := _only_value(columns, rule)) is not None and (what := _stem(source_name)):
         return [replace(c, meaning=meaning_of(what)) if c is only else c for c in columns]
+    if only is not None and _TRAINING & set(plain(source_name).split("_")) and _falls_far(only):
+        return [replace(c, meaning=meaning_of("loss")) if c is only else c for c in columns]
     splits = [column for column in columns if plain(column.name) in _SPLITS and _is_series(column, rule)]
     if splits and all(_falls(column) for column in splits):
         chosen, what = splits, "loss"
@@ -72,6 +77,14 @@ def _stem(source_name: str) -> str:
 
 def _is_series(column: Column, rule: ListRule) -> bool:
     return int(np.isfinite(column.values).sum()) >= rule.unnamed_points
+
+
+def _falls_far(column: Column) -> bool:
+    """Return whether a column falls to half of its start or less, from above 1, as neither rates nor fractions do."""
+    values = column.values[np.isfinite(column.values)]
+    width = max(1, len(values) // 10)
+    first, last = float(np.median(values[:width])), float(np.quantile(values[-width:], FALLEN_SHARE))
+    return first > 1.0 and 0.0 <= last <= first / 2
 
 
 def _falls(column: Column) -> bool:

@@ -49,6 +49,12 @@ class ProgressRule:
     """A best that was lost, and not only left, is that of 1/n of the points, …"""
     least_stretch: int = 5
     """… and of at least this many."""
+    halved: float = 0.5
+    """Maximum fraction of its first level at which a series without a name ends if it falls as only a loss does …"""
+    counted: float = 1.0
+    """… from above this: learning rates, accuracies and other fractions are not …"""
+    steady: float = 0.1
+    """… and without ever regaining more than this fraction of its fall."""
     converged: float = 0.001
     """A loss that ends below this fraction of its start has converged: factors between its last values are noise."""
 
@@ -110,6 +116,17 @@ class ProgressRule:
         lost = float(held[-1]) > self.converged * float(held[0])
         luck = float(np.exp(self.best_noises * noise_of(np.log(values)) / np.sqrt(width)))
         return lost and float(held[-1]) > self.far_above_best * luck * float(held.min())
+
+    def falls_throughout(self, signal: Signal) -> bool:
+        """Return whether a series of whatever name falls as only a loss does: far, from above 1, and steadily."""
+        values = signal.values[np.isfinite(signal.values)]
+        if len(values) < self.best_points or len(values) < len(signal.values) or float(values.min()) < 0.0:
+            return False
+        levels = np.array([float(np.median(part)) for part in np.array_split(values, self.stretches)])
+        fall = float(levels[0] - levels[-1])
+        regained = float(np.max(levels - np.minimum.accumulate(levels)))
+        far = float(levels[0]) > self.counted and float(levels[-1]) <= self.halved * float(levels[0])
+        return far and regained <= self.steady * fall and not self.ends_in_a_jump(signal)
 
     def ends_in_a_jump(self, signal: Signal) -> bool:
         """Return whether the last point of a loss is many times above every earlier one."""
