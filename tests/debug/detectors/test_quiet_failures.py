@@ -102,6 +102,23 @@ def test_means_that_were_once_higher_than_their_start_are_none(values: np.ndarra
     assert found_by(LossPlateauDetector(), signal("rollout/ep_rew_mean", values, kind="reward")) == ()
 
 
+def running_mean(values: np.ndarray, width: int = 100) -> np.ndarray:
+    sums = np.cumsum(np.insert(values, 0, 0.0))
+    begins = np.maximum(np.arange(len(values)) - width + 1, 0)
+    ends = np.arange(len(values)) + 1
+    return np.asarray((sums[ends] - sums[begins]) / (ends - begins))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_drift_of_a_running_mean_is_neither_a_rise_nor_a_collapse(seed: int) -> None:
+    noise = np.random.default_rng(seed).standard_normal(900)
+    reward = signal("rollout/ep_rew_mean", running_mean(100 + 10 * noise), kind="reward")
+    assert found_by(PolicyCollapseDetector(), reward) == ()
+    assert VerdictRule().judge((), [reward])[0] is Verdict.UNKNOWN
+    risen = signal("rollout/ep_rew_mean", running_mean(100 + 10 * noise + np.linspace(0, 40, 900)), kind="reward")
+    assert VerdictRule().judge((), [risen])[0] is Verdict.HEALTHY
+
+
 # An agent that stopped trying.
 
 

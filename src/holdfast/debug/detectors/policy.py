@@ -13,7 +13,7 @@ import numpy as np
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.baseline import ShapeRule
 from holdfast.debug.detectors.steps.evidence import CLEAR, LIKELY, detection, graded
-from holdfast.debug.detectors.steps.reward import Fall, RewardRule
+from holdfast.debug.detectors.steps.reward import Fall, RewardRule, is_running_mean
 from holdfast.debug.detectors.steps.rise import Rise, RiseRule
 from holdfast.debug.detectors.steps.select import of_kind
 from holdfast.debug.types import (
@@ -67,6 +67,9 @@ class PolicyCollapseDetector(BaseDetector):
     """When a return has fallen for good: returns swing, so most of the gain must be gone."""
     minimum_points: int = 30
     """Minimum number of returns that show a trend."""
+    minimum_fall: float = 0.1
+    """Minimum fall of a running mean, as a fraction of its best level: that of an agent that learns nothing drifts by a
+    few percent, and all of it looks like a gain that was lost."""
     one_answer: float = 0.02
     """An entropy below this fraction of its start leaves one answer …"""
     one_answer_by: float = 0.5
@@ -116,11 +119,18 @@ class PolicyCollapseDetector(BaseDetector):
         rise = self.rise.lasting(replace(signal, values=-signal.values))
         if rise is None or self.rise.is_coming_back(rise):
             fall = self.reward.fall(signal)
+            fall = fall if fall is not None and self._is_deep(signal, fall.best, fall.end) else None
             beside = tuple(e for e in (told, burst) if e is not None)
             return None if fall is None else self._lost(signal, fall, answers, beside, burst is not None)
         if not np.isfinite(rise.lost) and answers is Answers.VARIED and burst is None:
             return None  # It never gained anything: a task that gets harder looks the same.
+        if answers is Answers.VARIED and burst is None and not self._is_deep(signal, -rise.before, -rise.after):
+            return None
         return self._told(signal, rise, answers, tuple(e for e in (told, burst) if e is not None), burst is not None)
+
+    def _is_deep(self, signal: Signal, best: float, end: float) -> bool:
+        """Return whether a return fell by more than the running mean of a policy that does not change drifts."""
+        return not is_running_mean(signal) or best - end >= self.minimum_fall * abs(best)
 
     def _told(
         self, signal: Signal, rise: Rise, answers: Answers, beside: tuple[Evidence, ...], kl_burst: bool

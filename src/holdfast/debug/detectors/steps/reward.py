@@ -13,7 +13,7 @@ from holdfast.debug.detectors.steps.baseline import TENTH
 from holdfast.debug.detectors.steps.select import SelectRule, finite_median, of_kind
 from holdfast.debug.types import Signal
 
-__all__ = ["NOT_TRAINED", "Fall", "RewardRule"]
+__all__ = ["NOT_TRAINED", "Fall", "RewardRule", "is_running_mean"]
 
 
 # What DPO, KTO, ORPO and their kin log of the two answers that they compare.
@@ -58,6 +58,9 @@ class RewardRule:
     """… and at least this many blocks."""
     wandering: float = 2.0
     """Minimum gain of late rewards over early ones, in differences of neighbouring blocks: less is random drift."""
+    mean_gain: float = 0.05
+    """Minimum gain of a running mean, as a fraction of its first level: that of an agent that learns nothing drifts by
+    a few percent, for as long as its window."""
 
     preferred_share: float = 0.9
     """Minimum fraction of pairs of a late and an early reward margin, or accuracy, in which the late one is higher, for
@@ -171,7 +174,11 @@ class RewardRule:
             return True
         levels = np.array([np.median(part) for part in np.array_split(values, blocks)])
         gain = float(np.median(late) - np.median(early))
-        return gain > 0.0 and gain >= self.wandering * float(np.median(np.abs(np.diff(levels))))
+        if not gain > 0.0 or gain < self.wandering * float(np.median(np.abs(np.diff(levels)))):
+            return False
+        # Neighbouring blocks of a running mean share their episodes, and differ by less than it drifts.
+        drifts = is_running_mean(signal) and len(values) >= self.mean_points
+        return not drifts or gain >= self.mean_gain * abs(float(np.median(early)))
 
     def given_back(self, signal: Signal) -> bool:
         """Return whether a reward ends well below its best level: much of its gain is gone.
@@ -193,7 +200,7 @@ class RewardRule:
         Uses means: a reward that occurs in one episode of twenty has a median of zero whatever is learnt.
         """
         values = signal.values[np.isfinite(signal.values)]
-        averaged = bool(_MEAN.search(signal.name))
+        averaged = is_running_mean(signal)
         if len(values) < (self.mean_points if averaged else self.flat_points):
             return False
         if float(np.mean(values == values.max())) >= self.ceiling_share:
@@ -273,7 +280,7 @@ class RewardRule:
         """
         values = signal.values[np.isfinite(signal.values)]
         lasts = float(signal.steps[-1]) >= (self.many_steps if steps is None else steps)
-        if len(values) < self.still_means or not lasts or not _MEAN.search(signal.name):
+        if len(values) < self.still_means or not lasts or not is_running_mean(signal):
             return False
         tenths = np.array_split(values, TENTH)
         levels = np.array([float(part.mean()) for part in tenths])
@@ -369,6 +376,11 @@ class RewardRule:
         top = float(np.median(best))
         high = np.flatnonzero(values >= (top + end) / 2)
         return Fall(top, end, int(places[min(int(high[-1]) + 1, len(places) - 1)]))
+
+
+def is_running_mean(signal: Signal) -> bool:
+    """Return whether a reward is averaged over episodes, judged by its name."""
+    return bool(_MEAN.search(signal.name))
 
 
 def _wins(values: NDArray[np.float64], others: NDArray[np.float64]) -> float:
