@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _split_by_size_and_type, _StoragePrefix
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from holdfast.checkpoint.archive import ReadAt
+from holdfast.checkpoint.at_once import run_at_once
 from holdfast.checkpoint.data_files import DataFiles, NoTransforms
 from holdfast.checkpoint.files import CheckpointFile, LocalFiles
 from holdfast.checkpoint.interrupts import interrupt_in
@@ -85,10 +86,13 @@ class VerifiedWriter(FileSystemWriter):
         self._keep = keep
         self._group = group
         self._alone = alone
+        self._files = thread_count
         self._staging = Staging(target)
         self._coordinator = alone or dist.get_rank(group) == 0
         # Synced here, all files at once: the file system then commits its journal once, not once per file.
-        super().__init__(self._staging.folder, sync_files=False, overwrite=False, thread_count=thread_count)
+        super().__init__(self._staging.folder, sync_files=False, overwrite=False)
+        if thread_count > 1:  # as torch does: copying ahead is slow on several threads
+            self.per_thread_copy_ahead = 0
         self.fs = DataFiles()
         self.transforms = NoTransforms()  # type: ignore[assignment]  # it has all that torch uses
 
@@ -117,7 +121,7 @@ class VerifiedWriter(FileSystemWriter):
         """Write this rank's items, and compute their digests from the files."""
         handled = sys.exc_info()[1]
         try:
-            results = super().write_data(plan, planner).value()
+            results = self._write_files(plan, planner)
         except Exception as error:  # such as torch's zip writer's; sent to other ranks, an error loses its cause
             interrupt = interrupt_in(error, handled=handled)
             if interrupt is None:
@@ -144,6 +148,26 @@ class VerifiedWriter(FileSystemWriter):
         future: Future[list[WriteResult]] = Future()
         future.set_result(digested)
         return future
+
+    def _write_files(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        """Have torch write a file per thread; an error on any thread is raised, where torch's own threads lose it."""
+        shares = [share for share in _split_by_size_and_type(self._files, plan.items) if share]
+        written: list[WriteResult] = []
+
+        def writing(number: int, share: list[WriteItem]) -> Callable[[], None]:
+            prefix = f"{plan.storage_data.prefix}{number or ''}"  # torch appends a 0
+            part = replace(plan, items=share, storage_data=_StoragePrefix(prefix))
+            return lambda: written.extend(super(VerifiedWriter, self).write_data(part, planner).value())
+
+        run_at_once([writing(*share) for share in enumerate(shares)], max_threads=self._files)
+        left_out = {item.index for item in plan.items}.difference(result.index for result in written)
+        if left_out:
+            # Cannot happen; but nobody would notice a save that silently skips a tensor.
+            raise CheckpointWriteError(
+                f"not everything was written: {', '.join(sorted(index.fqn for index in left_out)[:5])}",
+                path=str(self._staging.target),
+            )
+        return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the metadata and the manifest, and publish; called on the coordinator when every rank has written."""
