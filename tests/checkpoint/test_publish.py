@@ -541,8 +541,18 @@ def test_a_disk_that_fails_after_the_checkpoint_has_its_name_does_not_hide_where
 
 @pytest.mark.parametrize("path", [5, b"step-1", None])
 def test_a_path_that_is_not_text_is_refused(path: Any) -> None:
-    with pytest.raises(ConfigError, match="expected a path"):
-        checkpoint.save(state(1), path, step=1)
+    uses: list[Callable[[], object]] = [
+        lambda: checkpoint.save(state(1), path, step=1),
+        lambda: checkpoint.async_save(state(1), path, step=1),
+        lambda: checkpoint.load(state(1), path),
+        lambda: checkpoint.ParallelFileSystemReader(path),
+        lambda: checkpoint.verify_checkpoint(path),
+        lambda: checkpoint.latest_verified(path),
+        lambda: checkpoint.summarise_checkpoint(path),
+    ]
+    for use in uses:
+        with pytest.raises(ConfigError, match="expected a path"):
+            use()
 
 
 def test_a_step_of_more_digits_than_python_prints_is_refused_in_words(tmp_path: Path) -> None:

@@ -54,6 +54,16 @@ class Broken:
         raise NotImplementedError
 
 
+class Reluctant:
+    """Something that does not take the state it is given."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise RuntimeError("reluctant")
+
+
 def error_of_save(what: dict[str, Any], path: Path, **options: Any) -> str:
     try:
         checkpoint.save(what, path, step=4, **options)
@@ -98,7 +108,7 @@ class Replacing(LocalFiles):
 def failure_of(what: dict[str, Any], path: Path, **options: Any) -> str:
     try:
         checkpoint.load(what, path, **options)
-    except HoldfastError as error:
+    except Exception as error:
         return type(error).__name__
     return "none"
 
@@ -110,6 +120,7 @@ def main(given: str) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     background = dist.new_group(backend="gloo")
     found: dict[str, Any] = {}
+    no_path: Any = None
     report = checkpoint.save(state(mesh, 1), folder / "step-1", step=1, run_id="job")
     found["items"] = report.items
     try:
@@ -146,6 +157,7 @@ def main(given: str) -> None:
     found["unable"] = [
         error_of_save({"broken": Broken()} if rank else {"broken": 1}, folder / "unable"),
         error_of_save(state(mesh, 4), folder / "unable", keep=1 - rank),
+        error_of_save(state(mesh, 4), no_path if rank else folder / "unable"),
     ]
     # In the background too, behind the saves that were begun before, and the next ones work.
     before = checkpoint.async_save(state(mesh, 4), folder / "last", step=4, process_group=background)
@@ -153,6 +165,7 @@ def main(given: str) -> None:
         error_of_background_save({"x": Broken()} if rank else {"x": 1}, folder / "unable", process_group=background),
         error_of_background_save({"x": Lock()} if rank else {"x": 1}, folder / "unable", process_group=background),
         error_of_background_save({"x": 1}, folder / "unable", keep=1 - rank, process_group=background),
+        error_of_background_save({"x": 1}, no_path if rank else folder / "unable", process_group=background),
     ]
     found["before"] = before.result(120).step
     # Faster than the disk: they are made one after the other, on the one group.
@@ -168,6 +181,10 @@ def main(given: str) -> None:
     found["told"] = [
         failure_of(state(mesh, 0), folder / ("last" if rank == 0 else "nothing")),
         failure_of(state(mesh, 0), folder / "last", num_workers=-rank),
+        failure_of(state(mesh, 0), no_path if rank else folder / "last"),
+        failure_of(state(mesh, 0), folder / "last", **({"misspelt": 1} if rank else {})),
+        failure_of({**state(mesh, 0), "x": Broken() if rank else {}}, folder / "last"),
+        failure_of({**state(mesh, 0), "x": Reluctant() if rank else {}}, folder / "last"),
     ]
     found["interrupted"] = end_of_interrupted_save(state(mesh, 9), folder / "other")
     # One rank begins with one checkpoint and continues with another: all hear of it, and none waits for another.

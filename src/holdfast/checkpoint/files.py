@@ -19,7 +19,7 @@ from typing import Protocol
 
 import psutil
 
-from holdfast.errors import CheckpointReadError, UnsafeCheckpointError, UnusableCheckpointError
+from holdfast.errors import CheckpointReadError, ConfigError, UnsafeCheckpointError, UnusableCheckpointError
 
 __all__ = [
     "CheckpointFile",
@@ -34,6 +34,7 @@ __all__ = [
     "is_there",
     "list_names",
     "path_parts",
+    "path_text",
     "read_file",
     "tells_nothing",
 ]
@@ -192,6 +193,14 @@ def contained_path(folder: Path, relative: str, *, follow_links_out: bool = Fals
             hint="copy the file into the folder, or pass trusted=True if you made the link",
         )
     return Path(real_place)
+
+
+def path_text(path: str | os.PathLike[str]) -> str:
+    """Return a path as text; a ``ConfigError`` if it is anything else, such as bytes or ``None``."""
+    given: object = path if isinstance(path, str) else getattr(path, "__fspath__", lambda: None)()
+    if not isinstance(given, str):
+        raise ConfigError("expected a path as text or a Path", path=path)
+    return given
 
 
 def is_file_name(name: str) -> bool:

@@ -25,7 +25,7 @@ from torch.futures import Future
 
 from holdfast.checkpoint.budget import MemoryBudget
 from holdfast.checkpoint.engine import Engine
-from holdfast.checkpoint.files import FileLayer, FileTable
+from holdfast.checkpoint.files import FileLayer, FileTable, path_text
 from holdfast.checkpoint.load import Load
 from holdfast.checkpoint.metadata_files import Described, collector_paused, describe_checkpoint
 from holdfast.checkpoint.not_loaded import warn_not_loaded
@@ -99,7 +99,7 @@ class ParallelFileSystemReader(FileSystemReader):
         extension_registry: Any = None,
         file_layer: FileLayer | None = None,
     ) -> None:
-        super().__init__(path)
+        super().__init__(path_text(path))
         check_choice("engine", engine, ("thread", "process"))
         check_choice("verify", verify, ("crc", "full", "off"))
         if share_within is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from holdfast.checkpoint.files import FileLayer, LocalFiles, is_file_name, is_remote
+from holdfast.checkpoint.files import FileLayer, LocalFiles, is_file_name, is_remote, path_text
 from holdfast.errors import CheckpointReadError, MissingDependencyError, UnusableCheckpointError
 
 __all__ = ["RemoteFiles", "is_url", "locate"]
@@ -36,7 +36,7 @@ Value = TypeVar("Value")
 
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Return whether this is a URL rather than a path, even if ``pathlib.Path`` has removed a slash from it."""
-    return _SCHEME.match(os.fspath(path)) is not None
+    return _SCHEME.match(path_text(path)) is not None
 
 
 def locate(path: str | os.PathLike[str], layer: FileLayer | None = None) -> tuple[Path, FileLayer]:

@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+from torch.distributed.checkpoint.stateful import Stateful
 
 from holdfast.checkpoint.interrupts import interrupt_in
 from holdfast.checkpoint.load_planner import NamingPlanner, misfit
 from holdfast.checkpoint.reader import ParallelFileSystemReader
 from holdfast.checkpoint.replaced import read_again
 from holdfast.checkpoint.report import LoadReport
-from holdfast.checkpoint.sharing import naming_peers
+from holdfast.checkpoint.sharing import naming_peers, portable
 from holdfast.checkpoint.state_keys import unsortable
 from holdfast.errors import CheckpointError, ConfigError, HoldfastError
 
 __all__ = ["load"]
+
+T = TypeVar("T")
 
 
 def load(
@@ -77,7 +79,8 @@ def _load(
     sharing = options.get("share_within")
     if isinstance(sharing, dist.ProcessGroup) and process_group is None and sharing.size() == dist.get_world_size():
         process_group = sharing  # where torch collects errors: a rank that stalls costs one timeout, not two
-    reader = _agreed_reader(state_dict, path, options, None if alone else (process_group or dist.group.WORLD))
+    group = None if alone else (process_group or dist.group.WORLD)
+    values, reader = _together(lambda: _begin(state_dict, path, options, keep_metadata=not alone), group)
     if planner is None:
         planner = NamingPlanner()
     elif type(planner) is DefaultLoadPlanner and planner.flatten_state_dict:
@@ -87,16 +90,15 @@ def _load(
     handled = sys.exc_info()[1]
     failure: CheckpointException | None = None
     try:
-        with warnings.catch_warnings():
-            # Torch warns that it loads in one process, which is intended.
-            warnings.filterwarnings("ignore", message=".*torch.distributed is disabled")
-            dcp_load(state_dict, storage_reader=reader, planner=planner, process_group=process_group, no_dist=alone)
+        # Torch's ``load`` without its warning that there is only one process, which is intended, and without calling
+        # the program's own objects, whose errors are not those of the load.
+        _load_state_dict(values, reader, process_group=process_group, no_dist=alone, planner=planner)
     except CheckpointException as wrapped:
         failure = wrapped
     except RuntimeError as error:  # a rank is gone, and torch cannot inform the others
         if isinstance(reader.error, HoldfastError):
             raise reader.error from error
-        if alone:  # raised by the program's own objects
+        if alone or isinstance(error, HoldfastError):
             raise
         with naming_peers():
             raise
@@ -113,6 +115,11 @@ def _load(
         named = misfit(planner) if isinstance(planner, DefaultLoadPlanner) else None
         message = f"the checkpoint cannot be loaded: {str(cause) or type(cause).__name__}"
         raise named or CheckpointError(message, path=str(path), rank=rank) from failure
+    for key, value in values.items():
+        if isinstance(state_dict[key], Stateful):
+            state_dict[key].load_state_dict(value)
+        else:
+            state_dict[key] = value
     assert reader.report is not None
     return reader.report
 
@@ -125,28 +132,34 @@ def _check_state(state_dict: Any) -> None:
         raise CheckpointError(fault, hint="use text for all of them")
 
 
-def _agreed_reader(
-    state_dict: dict[str, Any],
-    path: str | os.PathLike[str],
-    options: dict[str, Any],
-    group: dist.ProcessGroup | None,
-) -> ParallelFileSystemReader:
-    """Create the reader; if any rank fails, all raise its error, where torch would leave the others waiting."""
-    if group is None:
-        _check_state(state_dict)
-        return ParallelFileSystemReader(path, **options)
-    reader, own = None, None
-    try:
-        _check_state(state_dict)
-        reader = ParallelFileSystemReader(path, **options)
+def _begin(
+    state_dict: dict[str, Any], path: str | os.PathLike[str], options: dict[str, Any], *, keep_metadata: bool
+) -> tuple[dict[str, Any], ParallelFileSystemReader]:
+    """Return what to fill, with objects that have a ``state_dict`` replaced by it, and the reader."""
+    _check_state(state_dict)
+    # First, and in torch's order: a model's state may take all ranks, even if the options of one are invalid.
+    values = {key: state_dict[key] for key in sorted(state_dict)}
+    values = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in values.items()}
+    reader = ParallelFileSystemReader(path, **options)
+    if keep_metadata:
         reader.keep_metadata()
-    except HoldfastError as error:
+    return values, reader
+
+
+def _together(begin: Callable[[], T], group: dist.ProcessGroup | None) -> T:
+    """Return the result; if any rank fails, all raise, where torch would leave the others waiting."""
+    if group is None:
+        return begin()
+    result: list[T] = []
+    own: Exception | None = None
+    try:
+        result = [begin()]
+    except Exception as error:
         own = error
-    told: list[HoldfastError | None] = [None] * dist.get_world_size(group)
+    told: list[Exception | None] = [None] * dist.get_world_size(group)
     with naming_peers(own):
-        dist.all_gather_object(told, own, group=group)
+        dist.all_gather_object(told, portable(own), group=group)
     failed = own or next((error for error in told if error is not None), None)
     if failed is not None:
         raise failed
-    assert reader is not None
-    return reader
+    return result[0]

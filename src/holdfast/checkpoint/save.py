@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_saver import _save_state_dict, _stateful_to_state_dict
 
 from holdfast.checkpoint.background import run_in_background, wait_for_background
-from holdfast.checkpoint.files import is_file_name
+from holdfast.checkpoint.files import is_file_name, path_text
 from holdfast.checkpoint.interrupts import causes_of, interrupt_in
 from holdfast.checkpoint.not_allowed import Refusal
 from holdfast.checkpoint.options import whole_number
@@ -117,7 +117,7 @@ def save(
             raise
         own = error
     if not alone:
-        _agree(own or (str(target), step, run_id), os.fspath(path), process_group)
+        _agree(own or (str(target), step, run_id), str(path), process_group)
     writer = VerifiedWriter(
         target,
         step=step,
@@ -211,7 +211,7 @@ def async_save(
         copied = _copied(_state_of(state_dict, target), target)
     except HoldfastError as error:
         if grouped:  # the other ranks are about to save: they need not wait for the group's timeout
-            run_in_background(partial(_refuse, error, os.fspath(path), process_group))
+            run_in_background(partial(_refuse, error, str(path), process_group))
         raise
     future: Future[SaveReport] = Future()
 
@@ -313,9 +313,7 @@ def _copy(state: dict[str, Any]) -> dict[str, Any]:
 
 def _target(path: str | os.PathLike[str]) -> Path:
     """Return the final folder; links are followed."""
-    given = path if isinstance(path, str) else getattr(path, "__fspath__", lambda: None)()
-    if not isinstance(given, str):
-        raise ConfigError("expected a path as text or a Path", path=path)
+    given = path_text(path)
     if is_url(given):
         raise ConfigError("checkpoint.save writes to local folders only", path=given, hint="copy it there afterwards")
     if not is_file_name(given):

@@ -26,7 +26,7 @@ from holdfast.checkpoint.plan import Chunk, Request, stands_for_another
 from holdfast.checkpoint.report import ReportBuilder
 from holdfast.errors import CheckpointError, CheckpointReadError, ConfigError, HoldfastError
 
-__all__ = ["NodeSharing", "naming_peers", "node_group"]
+__all__ = ["NodeSharing", "naming_peers", "node_group", "portable"]
 
 BLOCK_BYTES = 4 << 20
 """Bytes to send at once: one block to send, and one from each other rank, is all the memory this takes."""
@@ -103,7 +103,7 @@ class NodeSharing:
             error = caught
         told: list[tuple[list[T], Exception | None]] = [([], None)] * dist.get_world_size(self._group)
         with naming_peers(error):
-            dist.all_gather_object(told, (mine, _portable(error)), group=self._group)
+            dist.all_gather_object(told, (mine, portable(error)), group=self._group)
         if error is not None:
             raise error
         for _, other in told:
@@ -283,7 +283,7 @@ def _blocks(views: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         yield block
 
 
-def _portable(error: BaseException | None) -> Exception | None:
+def portable(error: BaseException | None) -> Exception | None:
     """Return an error that every rank can unpickle."""
     if error is None or isinstance(error, HoldfastError):
         return error
