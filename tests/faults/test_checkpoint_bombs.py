@@ -8,6 +8,7 @@ import pickle
 import struct
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,19 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from holdfast import checkpoint
 from holdfast.checkpoint import ParallelFileSystemReader, files, pickle_machine, verify_checkpoint
 from holdfast.checkpoint.inert import DamagedPickleError, RefusedPickleError
 from holdfast.checkpoint.pickle_machine import read_pickle
 from holdfast.checkpoint.safe_metadata import load_metadata
 from holdfast.checkpoint.safe_objects import build_object
-from holdfast.errors import CheckpointError, CheckpointReadError, CorruptRecordError, UnusableCheckpointError
+from holdfast.errors import (
+    CheckpointError,
+    CheckpointReadError,
+    CorruptRecordError,
+    UnsafeCheckpointError,
+    UnusableCheckpointError,
+)
 
 
 def shared(levels: int, *, as_key: bool, opcode: bytes = b"\x86") -> bytes:
@@ -207,6 +215,49 @@ def test_a_bomb_in_place_of_an_object_is_one_error(tmp_path: Path) -> None:
         load({"step": None}, ParallelFileSystemReader(folder))
     assert caught.value.tensor == "step"
     assert verify_checkpoint(folder).verdict == "damaged"
+
+
+@pytest.mark.parametrize("name", ["a/" * 1000 + "x", "x" * 5000, "é" * 2500, "x/" * 30_000 + "x"], ids=len)
+def test_a_file_name_of_no_end_is_refused_without_looking_for_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    checkpoint.save({"step": 5}, tmp_path / "step-1", step=1)
+    folder = save({"weight": torch.ones(3), "step": 5}, tmp_path / "step-2", single_file_per_rank=False)
+    metadata = FileSystemReader(folder).read_metadata()
+    metadata.storage_data[MetadataIndex("step")].relative_path = name
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    looked: list[str] = []
+    look = os.lstat
+
+    def lstat(path: str, **options: Any) -> os.stat_result:
+        looked.append(str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    uses: list[Callable[[], object]] = [
+        lambda: load({"weight": torch.zeros(3), "step": None}, ParallelFileSystemReader(folder)),
+        lambda: verify_checkpoint(folder),
+        lambda: checkpoint.summarise_checkpoint(folder),
+    ]
+    for use in uses:
+        with pytest.raises(UnsafeCheckpointError, match="invalid name"):
+            use()
+    assert max(map(len, looked), default=0) < 1000
+    found = checkpoint.latest_verified(tmp_path)
+    assert found is not None
+    assert found.step == 1
+
+
+def test_a_file_in_folders_of_its_own_is_read(tmp_path: Path) -> None:
+    folder = save({"step": 5}, tmp_path / "c")
+    metadata = FileSystemReader(folder).read_metadata()
+    place = metadata.storage_data[MetadataIndex("step")]
+    name = "/".join(["folder"] * 20) + "/" + "x" * 200
+    (folder / name).parent.mkdir(parents=True)
+    (folder / place.relative_path).rename(folder / name)
+    place.relative_path = name
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert verify_checkpoint(folder).sound
 
 
 @pytest.mark.parametrize("parallel", [True, False])

@@ -43,6 +43,8 @@ __all__ = [
 _LARGE_BYTES = 256 << 20
 _MAX_PATH_BYTES = 4095
 """Longest path that Linux accepts (``PATH_MAX`` counts the terminating zero)."""
+MAX_NAME_PARTS = 100
+"""How many folders deep a file of a checkpoint may be: resolving a name takes a system call for each of them."""
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _OF_THE_FILE = (*_MISSING, errno.EISDIR, errno.ENXIO, errno.EIO)
 """Errors for a file that is missing, is something else, or that nobody can read."""
@@ -172,7 +174,8 @@ def contained_path(folder: Path, relative: str, *, follow_links_out: bool = Fals
     """
     # Plain strings: pathlib costs more than the system calls, and a tiny checkpoint is loaded in a millisecond.
     parts = path_parts(relative)
-    if relative.startswith("/") or ".." in parts or not parts or not is_file_name(relative):
+    too_long = len(relative.encode(errors="replace")) > _MAX_PATH_BYTES or len(parts) > MAX_NAME_PARTS
+    if too_long or relative.startswith("/") or ".." in parts or not parts or not is_file_name(relative):
         raise UnsafeCheckpointError(
             "the checkpoint's metadata names a file outside its folder, or one with an invalid name",
             file=relative,
