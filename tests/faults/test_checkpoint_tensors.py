@@ -273,6 +273,54 @@ def test_a_tensor_with_a_negative_place_size_or_stride_is_not_read(
     assert verify_checkpoint(folder).verdict == "incomplete"
 
 
+ODD: dict[str, Call] = {
+    "a number of elements that is true": tensor((1,), Storage(count=True)),
+    "a device that is not text": tensor((1,), Storage(count=1, location=False)),  # type: ignore[arg-type]
+    "a gradient that is neither wanted nor not": Call(
+        torch._utils._rebuild_tensor_v2, Storage(count=1), 0, (1,), (1,), "cpu", OrderedDict()
+    ),
+    "a gradient that is a number": Call(
+        torch._utils._rebuild_tensor_v2, Storage(count=1), 0, (1,), (1,), 1, OrderedDict()
+    ),
+    "a size that is true": Call(
+        torch._utils._rebuild_tensor_v2, Storage(count=1), 0, (True,), (1,), False, OrderedDict()
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_tensor_of_odd_values_is_judged_alike_by_every_way_to_read_it(tmp_path: Path, kind: str) -> None:
+    folder = save({"weight": torch.ones(1)}, tmp_path / "c", single_file_per_rank=False)
+    put(folder, "weight", archive_of(ODD[kind], {"data/0": VALUES["data/0"][:4]}))
+    for parallel in (True, False):
+        with pytest.raises((CorruptRecordError, UnsafeCheckpointError)):
+            load({"weight": torch.zeros(1)}, ParallelFileSystemReader(folder, parallel=parallel))
+    assert not verify_checkpoint(folder).sound
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"(K\x03X\x01\x00\x00\x00<", b"(K\xffX\x01\x00\x00\x00<"),  # of its dtype
+        (b"(K\x03X\x01\x00\x00\x00<", b"(\x88X\x01\x00\x00\x00<"),
+        (b"(K\x01K\x02\x85", b"(K\x02K\x02\x85"),  # of the array
+    ],
+)
+def test_an_array_of_a_version_that_numpy_does_not_have_is_refused(tmp_path: Path, old: bytes, new: bytes) -> None:
+    content, buffer = io.BytesIO(), io.BytesIO()
+    pickle.Pickler(content, 2).dump(np.array([1, 2]))
+    assert content.getvalue().count(old) == 1
+    writer = torch._C.PyTorchFileWriter(buffer)
+    for name, data in {"data.pkl": content.getvalue().replace(old, new), "byteorder": b"little"}.items():
+        writer.write_record(name, data, len(data))
+    writer.write_end_of_file()
+    folder = save({"step": 5}, tmp_path / "c", single_file_per_rank=False)
+    put(folder, "step", buffer.getvalue())
+    with pytest.raises(UnsafeCheckpointError):
+        load({"step": None}, ParallelFileSystemReader(folder))
+    assert verify_checkpoint(folder).verdict == "incomplete"
+
+
 @pytest.mark.parametrize("module", [b"array", b"zlib"])
 def test_a_storage_of_another_module_than_torch_is_refused(tmp_path: Path, module: bytes) -> None:
     folder = save({"weight": torch.ones(2)}, tmp_path / "c", single_file_per_rank=False)

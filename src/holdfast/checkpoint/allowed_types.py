@@ -33,6 +33,8 @@ Maker = Callable[[tuple[Any, ...], Any], Any]
 
 MAX_DECIMAL_DIGITS = 10_000
 _ALIGNED = 0x80  # NumPy's NPY_ALIGNED_STRUCT
+_NUMPY_DTYPE_VERSIONS = (3, 4)  # what NumPy writes since 1.0, without and with metadata; it reads none beyond
+_NUMPY_ARRAY_VERSION = 1
 _NUMPY_CODE = re.compile(r"[biufc](1|2|4|8|16|32)|[SUVa]\d{0,9}|[mM]8|O8?")
 
 
@@ -218,7 +220,10 @@ def _numpy_dtype(arguments: tuple[Any, ...], state: Any) -> Any:
         raise ValueError(f"unsupported NumPy dtype {code!r}")
     if state is None:
         return np.dtype(code)
-    _version, order, base, names, fields, itemsize, _alignment, flags, *more = state
+    version, order, base, names, fields, itemsize, _alignment, flags, *more = state
+    _only(int, version)
+    if version not in _NUMPY_DTYPE_VERSIONS:
+        raise ValueError(f"a NumPy dtype of version {version}")
     if order not in ("<", ">", "|", "="):
         raise ValueError("a NumPy dtype with an unknown byte order")
     metadata = more[0] if more else None
@@ -284,7 +289,10 @@ def _numpy_record(names: Any, fields: Any, itemsize: Any, *, aligned: bool) -> A
 def _numpy_array(arguments: tuple[Any, ...], state: Any) -> np.ndarray[Any, Any]:
     if arguments[0] is not np.ndarray:
         raise ValueError("a subclass of numpy.ndarray")
-    _version, shape, dtype, fortran, content = state
+    version, shape, dtype, fortran, content = state
+    _only(int, version)
+    if version != _NUMPY_ARRAY_VERSION:
+        raise ValueError(f"a NumPy array of version {version}")
     return _array(content, dtype, shape, "F" if fortran else "C")
 
 

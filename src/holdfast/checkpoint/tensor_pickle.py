@@ -67,11 +67,13 @@ def tensor_recipe(tree: Any) -> TensorRecipe | None:
 def _recipe(tree: Any) -> TensorRecipe | None:
     if type(tree) is not Inert or tree.function not in (_VERSION_2, _VERSION_3) or tree.made or _altered(tree):
         return None
-    persistent, storage_offset, shape, strides, _requires_grad, hooks, *rest = tree.arguments
+    persistent, storage_offset, shape, strides, requires_grad, hooks, *rest = tree.arguments
     if type(persistent) is not Persistent or type(hooks) is not Inert or hooks.function != _NO_HOOKS:
         return None
     kind, storage, key, location, count = persistent.identity
     if kind != "storage" or location == "meta" or hooks.arguments or _altered(hooks):
+        return None
+    if type(location) is not str or type(count) is not int or type(requires_grad) is not bool:
         return None
     dtype: Any
     if tree.function == _VERSION_3:
