@@ -437,6 +437,30 @@ def test_an_older_checkpoint_that_cannot_be_removed_does_not_make_the_save_fail(
     assert verify_checkpoint(tmp_path / "step-2", require_manifest=True).sound
 
 
+@pytest.mark.parametrize("name", ["step-1", "step-2"])
+def test_a_warning_that_is_an_error_does_not_deny_that_the_checkpoint_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    checkpoint.save({"w": torch.zeros(3)}, tmp_path / "step-1", step=1)
+    unlink = os.unlink
+
+    def refusing(path: Path) -> None:
+        if "removing" in str(path):
+            raise PermissionError(13, "not permitted")
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", refusing)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(CheckpointWriteError, match="is saved, but") as raised:
+            checkpoint.save({"w": torch.ones(3)}, tmp_path / name, step=2, keep=1)
+    assert "not permitted" in str(raised.value)
+    assert "nothing of it is left" not in str(raised.value)
+    into = {"w": torch.zeros(3)}
+    checkpoint.load(into, tmp_path / name)
+    assert into["w"].sum() == 3
+
+
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A folder that every user may write to; that of ``tmp_path`` is its owner's."""

@@ -77,6 +77,7 @@ class Staging:
     def __init__(self, target: Path) -> None:
         self.target = target
         self.folder = _hidden(target, "saving")
+        self.published = False
         self._lock: _FolderLock | None = None
 
     def make(self) -> None:
@@ -111,6 +112,7 @@ class Staging:
             except OSError:
                 raise self._unflushed(error, replaced) from error
             raise
+        self.published = True
         for old in replaced:
             with _warning("the checkpoint that was replaced could not be removed"):
                 _remove(_named(old, "removing"), keep_in=self.target)

@@ -199,9 +199,17 @@ class VerifiedWriter(FileSystemWriter):
         (folder / MANIFEST).write_bytes(manifest.to_bytes())
         sync_files([folder / MANIFEST, folder / ".metadata", *(self._written if self._alone else ())])
         sync_names(folder)
-        self._staging.publish()
-        if self._keep is not None:
-            self.removed = prune(self._staging.target, manifest, self._keep)
+        try:
+            self._staging.publish()
+            if self._keep is not None:
+                self.removed = prune(self._staging.target, manifest, self._keep)
+        except Exception as error:
+            if not self._staging.published:
+                raise
+            raise CheckpointWriteError(  # such as a warning, where the program turns warnings into errors
+                f"the checkpoint is saved, but an older one could not be removed: {error}",
+                path=str(self._staging.target),
+            ) from error
 
 
 class _Objects:
