@@ -14,7 +14,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.checkpoint.support import random_bits, raw_bytes, save
+from torch.distributed.checkpoint import _version
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from holdfast import checkpoint
 from holdfast.checkpoint.archive import DamagedArchiveError
@@ -226,3 +229,25 @@ def test_a_numpy_type_of_arrays_beyond_numpys_limit_is_refused(count: int) -> No
     else:
         with pytest.raises(UnsafeCheckpointError, match="not supported"):
             decode_item(archive(value), check=True, tensor="w", file="f")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_load_that_failed_in_torch_does_not_change_what_is_saved_and_loaded_later(tmp_path: Path) -> None:
+    """Torch flattens as an older version did while it looks for missing keys, and stays with that if it fails."""
+    stored = {"x": {1: {1: 2.5}, "1": 3, "w": torch.ones(2)}, "more": 1}
+    save(stored, tmp_path / "stored")
+    into = {"x": {1: {1: 0.0}, "1": 0, "w": torch.zeros(2)}}
+
+    def fail_in_torch() -> None:
+        with pytest.raises(CheckpointException, match="duplicated flatten key"):
+            dcp_load(into, checkpoint_id=tmp_path / "stored", no_dist=True)
+        assert _version._derived_version is not None  # otherwise torch has mended it, and this test can go
+
+    checkpoint.save({"m": {"a": {"b": 1}}}, tmp_path / "before", step=1)
+    fail_in_torch()
+    wanted = {"m": {"a": {"b": 0}}}
+    checkpoint.load(wanted, tmp_path / "before")
+    assert wanted == {"m": {"a": {"b": 1}}}
+    fail_in_torch()
+    checkpoint.save({"m": {"a": {"b": 1}}}, tmp_path / "after", step=1)
+    assert checkpoint.summarise_checkpoint(tmp_path / "after").objects == ("m.a.b",)

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.checkpoint import _version
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
-from holdfast.checkpoint.state_keys import alike
+from holdfast.checkpoint.state_keys import alike, flatten_as_now
 from holdfast.errors import CheckpointMismatchError
 
 __all__ = ["NamingPlanner", "misfit"]
@@ -39,6 +38,7 @@ class NamingPlanner(DefaultLoadPlanner):
         # Torch first copies the state to unpack sharded tensors, and the copy lacks empty dicts in lists.
         is_sharded = any(isinstance(value, ShardedTensor) for value in values.values())
         self.flatten_sharded_tensors = self.flatten_sharded_tensors and is_sharded
+        flatten_as_now()
         try:
             super().set_up_planner(state_dict, metadata, is_coordinator)
         except ValueError as error:
@@ -71,8 +71,8 @@ class NamingPlanner(DefaultLoadPlanner):
             return super().create_local_plan()
         except (RuntimeError, ValueError) as error:
             raise misfit(self) or error from None
-        finally:  # Torch sets it while it tries the names of older checkpoints, and does not restore it if that fails.
-            _version._derived_version = None
+        finally:
+            flatten_as_now()
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Set an object under the caller's own key; where that is not text, torch would add another entry."""

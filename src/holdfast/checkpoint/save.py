@@ -36,7 +36,7 @@ from holdfast.checkpoint.interrupts import causes_of, interrupt_in
 from holdfast.checkpoint.not_allowed import Refusal
 from holdfast.checkpoint.options import whole_number
 from holdfast.checkpoint.remote import is_url
-from holdfast.checkpoint.state_keys import alike, unsortable
+from holdfast.checkpoint.state_keys import alike, flatten_as_now, unsortable
 from holdfast.checkpoint.writer import VerifiedWriter
 from holdfast.errors import CheckpointWriteError, ConfigError, HoldfastError
 from holdfast.versioned import MAX_COUNT
@@ -127,6 +127,7 @@ def save(
         group=None if alone else process_group,
         alone=alone,
     )
+    flatten_as_now()
     try:
         writer.begin()
         # Torch's ``save`` without its warning that there is only one process, which is intended: a background thread

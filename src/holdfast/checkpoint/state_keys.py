@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["alike", "unsortable"]
+from torch.distributed.checkpoint import _version
+
+__all__ = ["alike", "flatten_as_now", "unsortable"]
+
+
+def flatten_as_now() -> None:
+    """Have torch flatten states as this version does.
+
+    It flattens as an older version did while it looks for missing keys, and stays with that if it fails.
+    """
+    _version._derived_version = None
 
 
 def unsortable(state_dict: Mapping[Any, Any]) -> str | None:
