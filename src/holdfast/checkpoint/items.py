@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import sys
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from holdfast.checkpoint.archive import (
     read_record,
 )
 from holdfast.checkpoint.checksum import crc32
+from holdfast.checkpoint.collector import collector_paused
 from holdfast.checkpoint.inert import DamagedPickleError, RefusedPickleError
 from holdfast.checkpoint.not_allowed import Refusal, refused
 from holdfast.checkpoint.pickle_machine import read_pickle
@@ -54,6 +56,9 @@ MAX_TEMPLATES = 8
 """Kinds of archive to remember per length: trying more would cost as much as they save."""
 OBJECT_COPIES = 4
 """Memory that an object takes, in multiples of its item: the item, its records, the object, and the object re-saved."""
+LARGE_PICKLE_BYTES = 1 << 20
+"""The garbage collector is paused while a pickle beyond this size is decoded, which would otherwise take half as long
+again (measured with 20,000 tensors in one object)."""
 MAX_CACHED_OBJECT_BYTES = 4096
 """Objects up to this size are made once and reused: optimizer options repeat for every parameter."""
 _PICKLE = "data.pkl"
@@ -298,7 +303,8 @@ def decode_item(data: memoryview, *, check: bool, tensor: str, file: str) -> Dec
     unchecked = NO_CHECKSUM if _lacks_checksum(records) else None
     storages = _Storages(content)
     try:
-        value = build_object(read_pickle(content[_PICKLE]), storages.load)
+        with collector_paused() if len(content[_PICKLE]) > LARGE_PICKLE_BYTES else nullcontext():
+            value = build_object(read_pickle(content[_PICKLE]), storages.load)
     except (RefusedNamesError, RefusedPickleError) as error:
         raise refused({tensor: _refusal(error)}, file=file) from error
     except DamagedPickleError as error:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast.checkpoint import safetensors
+from holdfast.checkpoint.collector import collector_paused
 from holdfast.checkpoint.files import (
     FileLayer,
     LocalFiles,
@@ -29,7 +27,6 @@ from holdfast.errors import CheckpointReadError, UnusableCheckpointError
 
 __all__ = [
     "Described",
-    "collector_paused",
     "describe_checkpoint",
     "has_metadata",
     "is_checkpoint",
@@ -120,18 +117,6 @@ def describe_checkpoint(
         _check_manifest(manifest, require_manifest, folder)
         metadata = load_metadata(data, file=name, trusted=trusted)
         return Described(metadata, None if manifest is None else bind(manifest, metadata, data))
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: scanning a million new records over and over would take half of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _check_folder(folder: Path) -> None:

@@ -24,10 +24,11 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from holdfast.checkpoint.budget import MemoryBudget
+from holdfast.checkpoint.collector import collector_paused
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.files import FileLayer, FileTable, path_text
 from holdfast.checkpoint.load import Load
-from holdfast.checkpoint.metadata_files import Described, collector_paused, describe_checkpoint
+from holdfast.checkpoint.metadata_files import Described, describe_checkpoint
 from holdfast.checkpoint.not_loaded import warn_not_loaded
 from holdfast.checkpoint.options import LoadOptions, check_choice, whole_number
 from holdfast.checkpoint.plan import Chunk, ExpectedChunks, chain_overlaps, gather_chunks, resolve
