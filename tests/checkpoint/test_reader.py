@@ -15,13 +15,14 @@ import torch
 from tests.checkpoint.support import assert_same, load, nothing_left_behind, random_bits, save
 from tests.faults.checkpoint_layers import FaultyFiles
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from holdfast import checkpoint
 from holdfast.checkpoint import LoadProgress, ParallelFileSystemReader
 from holdfast.errors import ConfigError, UnusableCheckpointError
 
@@ -201,3 +202,13 @@ def test_torchs_own_message_tells_what_was_wrong_with_the_metadata(tmp_path: Pat
     with pytest.raises(CheckpointException, match="the metadata is damaged"):
         dcp_load({"x": torch.zeros(3)}, storage_reader=reader, no_dist=True)
     assert isinstance(reader.error, UnusableCheckpointError)
+
+
+def test_a_planner_that_looks_for_its_own_keys_adds_none_to_the_state(tmp_path: Path) -> None:
+    saved = {"x": random_bits(5, seed=1), "more": {"y": random_bits(3, seed=2)}}
+    save(saved, tmp_path / "c")
+    state: dict[str, Any] = {}
+    planner = _EmptyStateDictLoadPlanner(keys={"x"})
+    checkpoint.load(state, tmp_path / "c", planner=planner, warn_not_loaded=False)
+    assert state == {}
+    assert_same({"x": planner.state_dict["x"]}, {"x": saved["x"]})

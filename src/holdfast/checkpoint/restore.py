@@ -115,11 +115,11 @@ def _load(
         named = misfit(planner) if isinstance(planner, DefaultLoadPlanner) else None
         message = f"the checkpoint cannot be loaded: {str(cause) or type(cause).__name__}"
         raise named or CheckpointError(message, path=str(path), rank=rank) from failure
-    for key, value in values.items():
+    for key in sorted(state_dict):  # and not what a planner has added, as torch does
         if isinstance(state_dict[key], Stateful):
-            state_dict[key].load_state_dict(value)
+            state_dict[key].load_state_dict(values[key])
         else:
-            state_dict[key] = value
+            state_dict[key] = values[key]
     assert reader.report is not None
     return reader.report
 
