@@ -169,7 +169,8 @@ def with_gaps(line: str) -> str:
     if "{" in line:
         line = _QUOTED.sub(r"\1\2", _BY_NUMBER.sub(GAP, line))
     line = _WIDE.sub(GAP, _RUN_ON.sub(rf"\1{GAP}", line))
-    return _names_first(line) if line[-1:].isalpha() else line
+    last = line[line.rfind(" ") + 1 :]
+    return _names_first(line) if last.isalpha() and meaning_of(last).kind in _MEASURED else line
 
 
 def _names_first(line: str) -> str:
