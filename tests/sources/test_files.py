@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.sources.support import rows, through_pickle
 
 from holdfast.errors import ConfigError, RemoteReadError, SourceChangedError, SourceError, SourceFormatError
 from holdfast.sources import RemoteOptions
-from holdfast.sources.files import LocalFile, find_files
+from holdfast.sources.files import DataFile, LocalFile, find_files, gather_by_file
+from holdfast.sources.remote import RemoteFile
 
 
 @pytest.fixture
@@ -175,3 +179,42 @@ def test_an_empty_file_reads_as_nothing(tmp_path: Path) -> None:
 def test_remote_options_that_cannot_work_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         RemoteOptions(**options)  # type: ignore[arg-type]
+
+
+CONTENTS = [bytes((31 * place + number) % 256 for place in range(size)) for number, size in enumerate((0, 700, 20_000))]
+spans = st.integers(0, 2).flatmap(
+    lambda number: st.tuples(
+        st.just(number), st.lists(st.integers(0, len(CONTENTS[number])), min_size=2, max_size=2).map(sorted)
+    )
+)
+
+
+@given(asked=st.lists(spans, min_size=1, max_size=20), remote=st.sets(st.integers(0, 2)))
+def test_ranges_of_local_and_remote_files_come_in_the_order_they_are_asked_for(
+    tmp_path_factory: pytest.TempPathFactory, asked: list[tuple[int, list[int]]], remote: set[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("mixed")
+    files: list[DataFile] = []
+    for number, content in enumerate(CONTENTS):
+        if number in remote:
+            fsspec.filesystem("memory").pipe_file(f"/mixed/{number}", content)
+            files.append(RemoteFile(f"memory://mixed/{number}", RemoteOptions(cache_limit=0)))
+        else:
+            (folder / str(number)).write_bytes(content)
+            files.append(LocalFile(folder / str(number)))
+    owner = np.array([number for number, _ in asked])
+    touched = np.unique(owner).tolist()
+    places = [np.flatnonzero(owner == number) for number in touched]
+    starts, stops = (np.array([span[end] for _, span in asked], dtype=np.int64) for end in range(2))
+    found = gather_by_file([files[number] for number in touched], places, starts, stops)
+    assert found.to_bytes() == [CONTENTS[number][start:stop] for number, (start, stop) in asked]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (4, 6)])
+def test_a_range_outside_one_of_several_files_names_that_file(tmp_path: Path, start: int, stop: int) -> None:
+    for name in ("whole", "short"):
+        (tmp_path / name).write_bytes(b"bytes")
+    files = [LocalFile(tmp_path / name) for name in ("whole", "short")]
+    with pytest.raises(SourceChangedError, match="outside the file") as caught:
+        gather_by_file(files, [rows(1), rows(0)], rows(start, 0), rows(stop, 5))
+    assert caught.value.where["file"] == str(tmp_path / "short")

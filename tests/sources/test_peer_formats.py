@@ -272,13 +272,27 @@ def test_a_damaged_record_is_refused_when_indexed_and_when_read(tmp_path: Path) 
         source.read(np.arange(count))
 
 
+def test_a_damaged_record_among_those_of_several_files_is_named_by_its_file(tmp_path: Path) -> None:
+    source = TFRecordSource(copy_records(tmp_path))
+    count = len(source) // 2
+    for file, record in ((0, 3), (1, 5)):
+        values = source._files[file].values()  # type: ignore[attr-defined]
+        broken = values.copy()
+        broken[source._opened.ends[file][0][record] + 2] ^= 4
+        source._files[file]._values = broken  # type: ignore[attr-defined]  # as a failing disk would
+        with pytest.raises(SourceFormatError, match="checksum differs") as refused:
+            source.read(np.array([1, 2 * count - 1, file * count + record, 0]))
+        assert refused.value.where == {"file": source.files[file], "record": record}
+        source._files[file]._values = values  # type: ignore[attr-defined]
+
+
 def test_records_that_lack_a_feature_are_an_error_or_empty(tmp_path: Path) -> None:
     first, second = copy_records(tmp_path)
     second.write_bytes(second.read_bytes().replace(b"score", b"scare"))
     from holdfast.sources import tfrecord
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tfrecord, "_check_records", lambda *_: None)
+        patch.setattr(tfrecord, "_first_damaged", lambda _: None)
         with pytest.raises(SourceFormatError, match="lack the feature"):
             len(TFRecordSource([first, second]))
         found = TFRecordSource([first, second], missing="empty").read(ALL)

@@ -24,7 +24,7 @@ from holdfast.sources.base import Indices
 from holdfast.sources.collection import collection_paused
 from holdfast.sources.compressed import COMPRESSED_SUFFIXES, compressed_error
 from holdfast.sources.fork_lock import ForkSafeLock
-from holdfast.sources.ragged import Ragged, gather_rows
+from holdfast.sources.ragged import Ragged, gather_from, gather_rows
 
 if TYPE_CHECKING:
     from holdfast.sources.remote import RemoteOptions
@@ -256,6 +256,34 @@ class LocalFile(DataFile):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _local_file_at, (self.name, self._recent, self._stamp, self._probe)
+
+
+def gather_by_file(files: Sequence[DataFile], places: Sequence[Indices], starts: Indices, stops: Indices) -> Ragged:
+    """Copy byte ranges of several files into one new ragged column.
+
+    Args:
+        files: the files.
+        places: for each file, which of the ranges are in it.
+        starts: where each range begins in its file.
+        stops: where it ends.
+    """
+    if len(files) == 1:
+        return files[0].gather(starts, stops)
+    starts, stops, sizes = starts.copy(), stops.copy(), np.empty(len(starts), dtype=np.int64)
+    arrays: list[NDArray[np.uint8]] = []
+    for file, where in zip(files, places, strict=True):
+        if isinstance(file, LocalFile):
+            arrays.append(file.values())
+        else:
+            fetched = file.gather(starts[where], stops[where])
+            starts[where], stops[where] = fetched.offsets[:-1], fetched.offsets[1:]
+            arrays.append(fetched.values)
+        sizes[where] = len(arrays[-1])
+    outside = (starts < 0) | (stops < starts) | (stops > sizes)
+    if outside.any():
+        wrong = int(np.flatnonzero(outside)[0])
+        raise next(file for file, where in zip(files, places, strict=True) if wrong in where)._outside()
+    return gather_from(arrays, places, starts, stops)
 
 
 def _stamp_of(found: os.stat_result) -> Stamp:

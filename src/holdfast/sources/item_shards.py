@@ -143,10 +143,9 @@ class Items:
             wanted: the numbers of the fields to copy.
         """
         arrays: list[NDArray[np.uint8]] = []
-        owner, starts, stops = (np.empty(len(self.rows), dtype=np.int64) for _ in range(3))
-        for number, (part, where) in enumerate(zip(self.parts, self.places, strict=True)):
+        starts, stops = (np.empty(len(self.rows), dtype=np.int64) for _ in range(2))
+        for part, where in zip(self.parts, self.places, strict=True):
             values, starts[where], stops[where] = part.bytes_of(self.rows[where])
-            owner[where] = number
             arrays.append(values)
         stated = [number for number, size in enumerate(sizes) if size is None]
         head = 4 * len(stated)
@@ -156,11 +155,12 @@ class Items:
             if size is not None:
                 lengths[:, number] = size
         if stated:
-            table = gather_from(arrays, owner, starts, starts + head).values
+            table = gather_from(arrays, self.places, starts, starts + head).values
             lengths[:, stated] = table.view("<u4").reshape(len(self.rows), len(stated))
         ends = (starts + head)[:, None] + np.cumsum(lengths, axis=1)
         self._check(ends[:, -1] == stops if len(sizes) else starts == stops)
-        return [gather_from(arrays, owner, ends[:, number] - lengths[:, number], ends[:, number]) for number in wanted]
+        begins = ends - lengths
+        return [gather_from(arrays, self.places, begins[:, number], ends[:, number]) for number in wanted]
 
     def _check(self, holds: NDArray[np.bool_]) -> None:
         if not holds.all():

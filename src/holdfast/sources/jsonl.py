@@ -22,10 +22,10 @@ from holdfast.sources.arrow_columns import column_of, objects_of
 from holdfast.sources.base import Columns, Indices, check_indices, has_lone_surrogate
 from holdfast.sources.compressed import LONGEST_MARK, check_not_compressed
 from holdfast.sources.file_source import FileRanges, FileSource
-from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
+from holdfast.sources.files import DataFile, LocalFile, Paths, find_files, gather_by_file
 from holdfast.sources.index_file import cached_indexes
 from holdfast.sources.json_kinds import kind_of, merge_fields, settle
-from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
+from holdfast.sources.parts import bounds_of, pick_by_part, split_by_part
 from holdfast.sources.ragged import Ragged
 from holdfast.sources.remote import RemoteOptions
 from holdfast.sources.saved_index import Index
@@ -94,8 +94,10 @@ class JsonlSource(FileSource[_Opened]):
         opened = self._opened
         rows = check_indices(indices, len(self), source="JsonlSource")
         self._hurry(rows)
-        lines = read_by_part(rows, opened.bounds, partial(self._lines, opened))["line"]
-        assert isinstance(lines, Ragged)
+        touched, places, (starts, stops) = pick_by_part(rows, opened.bounds, opened.lines.__getitem__)
+        lines = gather_by_file([self._files[number] for number in touched], places, starts, stops)
+        self._count_rows(rows, opened.bounds)
+        self.counters.add(bytes_read=lines.values.nbytes)
         if "object" in opened.kinds.values():
             return self._parse_as_objects(lines, rows, opened.kinds)
         return self._parse(lines, rows, opened.kinds)
@@ -118,13 +120,6 @@ class JsonlSource(FileSource[_Opened]):
             starts, stops = opened.lines[number]
             own = rows[where] - opened.bounds[number]
             yield self._files[number], np.asarray(starts[own]), np.asarray(stops[own])
-
-    def _lines(self, opened: _Opened, number: int, rows: Indices) -> Columns:
-        starts, stops = opened.lines[number]
-        file = self._files[number]
-        lines = file.gather(np.asarray(starts[rows]), np.asarray(stops[rows]))
-        self._count(file, len(rows), lines.values.nbytes)
-        return {"line": lines}
 
     def _parse(self, lines: Ragged, rows: Indices, kinds: dict[str, str]) -> Columns:
         import pyarrow as pa

@@ -40,6 +40,26 @@ def read_by_part(indices: Indices, bounds: NDArray[np.int64], read_part: Callabl
     return merge_parts(pieces, places)
 
 
+def pick_by_part(
+    indices: Indices, bounds: NDArray[np.int64], arrays_of: Callable[[int], Sequence[NDArray[np.int64]]]
+) -> tuple[list[int], list[Indices], list[Indices]]:
+    """Return the parts of samples, the places of each part's samples, and what arrays of each part say of them.
+
+    Args:
+        indices: sample numbers of the whole, checked.
+        bounds: the result of ``bounds_of``.
+        arrays_of: returns arrays with one number per sample of a part, as many for every part.
+    """
+    touched, places = split_by_part(indices, bounds)
+    picked: list[Indices] = []
+    for number, where in zip(touched, places, strict=True):
+        own, arrays = indices[where] - bounds[number], arrays_of(number)
+        picked = picked or [np.empty(len(indices), dtype=np.int64) for _ in arrays]
+        for found, array in zip(picked, arrays, strict=True):
+            found[where] = array[own]
+    return touched, places, picked
+
+
 def merge_parts(pieces: list[Columns], places: list[NDArray[np.int64]]) -> Columns:
     """Combine the rows of several reads, each at its indices."""
     return {name: _merge([_column(piece, name) for piece in pieces], places) for name in pieces[0]}

@@ -202,10 +202,10 @@ def gather_across(
         places: for each column, which rows of the result come from it.
         rows: for each row of the result, its number in its column.
     """
-    starts, stops, owner = (np.empty(len(rows), dtype=np.int64) for _ in range(3))
-    for number, (column, where) in enumerate(zip(columns, places, strict=True)):
+    starts, stops = (np.empty(len(rows), dtype=np.int64) for _ in range(2))
+    for column, where in zip(columns, places, strict=True):
         chosen = rows[where]
-        starts[where], stops[where], owner[where] = column.offsets[chosen], column.offsets[chosen + 1], number
+        starts[where], stops[where] = column.offsets[chosen], column.offsets[chosen + 1]
     offsets = _offsets_of(stops - starts)
     first = columns[0].values
     alike = all(column.values.dtype == first.dtype and column.encoding == columns[0].encoding for column in columns)
@@ -213,23 +213,35 @@ def gather_across(
     if not (alike and flat) or first.dtype.hasobject or offsets[-1] <= _LONG_ROW * len(rows):
         return None
     size = first.dtype.itemsize
-    joined = gather_from([column.values.view(np.uint8) for column in columns], owner, starts * size, stops * size)
+    joined = gather_from([column.values.view(np.uint8) for column in columns], places, starts * size, stops * size)
     return Ragged(joined.values.view(first.dtype), offsets, columns[0].encoding)
 
 
 def gather_from(
     arrays: Sequence[NDArray[np.uint8]],
-    owner: NDArray[np.int64],
+    places: Sequence[NDArray[np.int64]],
     starts: NDArray[np.int64],
     stops: NDArray[np.int64],
+    encoding: str | None = None,
 ) -> Ragged:
-    """Copy ``arrays[number][start:stop]`` for every three of them, in order, into a new ragged column."""
+    """Copy ranges of several arrays into a new ragged column.
+
+    Args:
+        arrays: the arrays.
+        places: for each array, which of the ranges are in it.
+        starts: where each range begins in its array.
+        stops: where it ends; never beyond its array.
+        encoding: of the new column.
+    """
     if len(arrays) == 1:
-        return gather_rows(arrays[0], starts, stops)
+        return gather_rows(arrays[0], starts, stops, encoding)
+    owner = np.empty(len(starts), dtype=np.int64)
+    for number, where in enumerate(places):
+        owner[where] = number
     raws = [array.data for array in arrays]
     bounds = zip(owner.tolist(), starts.tolist(), stops.tolist(), strict=True)
     joined = bytearray().join([raws[number][start:stop] for number, start, stop in bounds])
-    return Ragged(np.frombuffer(joined, dtype=np.uint8), _offsets_of(stops - starts))
+    return Ragged(np.frombuffer(joined, dtype=np.uint8), _offsets_of(stops - starts), encoding)
 
 
 def rows_of(columns: Mapping[str, Ragged | NDArray[Any]], count: int) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate, chain
 from typing import Any, Literal
 
@@ -21,10 +21,10 @@ from holdfast.errors import ConfigError, SourceFormatError
 from holdfast.sources.base import Columns, Indices, check_indices, has_lone_surrogate
 from holdfast.sources.collection import collection_paused
 from holdfast.sources.file_source import FileRanges, FileSource
-from holdfast.sources.files import DataFile, Paths, find_files
+from holdfast.sources.files import DataFile, Paths, find_files, gather_by_file
 from holdfast.sources.index_file import cached_indexes
-from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
-from holdfast.sources.ragged import Ragged
+from holdfast.sources.parts import bounds_of, pick_by_part, split_by_part
+from holdfast.sources.ragged import Ragged, gather_from
 from holdfast.sources.remote import RemoteOptions
 from holdfast.sources.saved_index import Index
 from holdfast.sources.tar_members import split_name, walk
@@ -45,6 +45,14 @@ class _Shard:
     def keys(self) -> Ragged:
         """The keys of the samples, computed on first use: most of 20,000 shards are not read soon."""
         return Ragged(self.index.arrays["keys"], self.index.arrays["key_offsets"], "utf-8")
+
+    @cached_property
+    def ends(self) -> list[NDArray[np.int64]]:
+        """The starts and ends of keys, and of the members of each column, with one number per sample."""
+        ends = [self.keys.offsets[:-1], self.keys.offsets[1:]]
+        for name, starts in self.starts.items():
+            ends += [starts, self.stops[name]]
+        return ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,18 @@ class TarSource(FileSource[_Opened]):
         opened = self._opened
         rows = check_indices(indices, len(self), source="TarSource")
         self._hurry(rows)
-        return read_by_part(rows, opened.bounds, partial(self._read_shard, opened))
+        touched, places, picked = pick_by_part(rows, opened.bounds, lambda number: opened.shards[number].ends)
+        shards, files = [opened.shards[number] for number in touched], [self._files[number] for number in touched]
+        keys = gather_from([shard.keys.values for shard in shards], places, picked[0], picked[1], "utf-8")
+        columns: Columns = {KEY: keys}
+        size = 0
+        for place, name in enumerate(shards[0].starts, start=1):
+            column = gather_by_file(files, places, picked[2 * place], picked[2 * place + 1])
+            size += column.values.nbytes
+            columns[name] = column
+        self._count_rows(rows, opened.bounds)
+        self.counters.add(bytes_read=size)
+        return columns
 
     def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
         opened = self._opened
@@ -107,17 +126,6 @@ class TarSource(FileSource[_Opened]):
                     for ends in (shard.starts, shard.stops)
                 )
                 yield self._files[number], starts, stops
-
-    def _read_shard(self, opened: _Opened, number: int, rows: Indices) -> Columns:
-        shard, file = opened.shards[number], self._files[number]
-        columns: Columns = {KEY: shard.keys.take(rows)}
-        size = 0
-        for name, starts in shard.starts.items():
-            column = file.gather(starts[rows], shard.stops[name][rows])
-            size += column.values.nbytes
-            columns[name] = column
-        self._count(file, len(rows), size)
-        return columns
 
     def _open(self) -> _Opened:
         indexes = cached_indexes(self._files, "tar", _build_indexes, has_form=_has_form, folder=self._index_dir)

@@ -23,9 +23,9 @@ from holdfast.sources.base import Column, Columns, Indices, check_indices
 from holdfast.sources.compressed import LONGEST_MARK, check_not_compressed
 from holdfast.sources.crc32c import crc32c_rows, masked
 from holdfast.sources.file_source import FileRanges, FileSource
-from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
+from holdfast.sources.files import DataFile, LocalFile, Paths, find_files, gather_by_file
 from holdfast.sources.index_file import cached_indexes
-from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
+from holdfast.sources.parts import bounds_of, pick_by_part, split_by_part
 from holdfast.sources.ragged import Ragged, gather_rows
 from holdfast.sources.remote import RemoteOptions
 from holdfast.sources.saved_index import Index
@@ -63,6 +63,8 @@ class _Opened:
     indexes: list[Index]
     bounds: NDArray[np.int64]
     forms: dict[str, _Form]
+    ends: list[list[NDArray[np.int64]]]
+    """For every file, the starts and ends of its records, and of each feature in them."""
 
 
 class TFRecordSource(FileSource[_Opened]):
@@ -112,57 +114,50 @@ class TFRecordSource(FileSource[_Opened]):
         opened = self._opened
         rows = check_indices(indices, int(opened.bounds[-1]), source="TFRecordSource")
         self._hurry(rows)
-        return read_by_part(rows, opened.bounds, partial(self._read_file, opened))
+        touched, places, picked = pick_by_part(rows, opened.bounds, opened.ends.__getitem__)
+        files = [self._files[number] for number in touched]
+        records = gather_by_file(files, places, picked[0], picked[1] + _TAIL)
+        self._count_rows(rows, opened.bounds)
+        self.counters.add(bytes_read=records.nbytes)
+        damaged = _first_damaged(records)
+        if damaged is not None:
+            number = self._file_of(opened, rows, damaged)
+            raise _damaged(self._files[number], int(rows[damaged] - opened.bounds[number]))
+        begins, ends = records.offsets[:-1], records.offsets[1:] - _TAIL
+        if not self._examples:
+            return {RECORD: gather_rows(records.values, begins, ends)}
+        columns: Columns = {}
+        for place, (name, form) in enumerate(opened.forms.items(), start=1):
+            # Positions of features are relative to their record; -1 if there is none.
+            first, last = picked[2 * place], picked[2 * place + 1]
+            absent = first < 0
+            first, last = np.where(absent, begins, begins + first), np.where(absent, begins, begins + last)
+            outside = (first < begins) | (last > ends) | (last < first)
+            if outside.any():
+                number = self._file_of(opened, rows, int(np.flatnonzero(outside)[0]))
+                raise SourceFormatError(
+                    "the index of the file does not match its records", file=self._files[number].name
+                )
+            try:
+                columns[name] = _decode(form, records.values, first, last)
+            except ValueError as error:
+                wrong = _first_wrong(form, records.values, first, last)
+                raise SourceFormatError(
+                    f"a feature cannot be decoded: {error}",
+                    file=self._files[self._file_of(opened, rows, wrong)].name,
+                    feature=name,
+                ) from error
+        return columns
+
+    def _file_of(self, opened: _Opened, rows: Indices, place: int) -> int:
+        """Return the number of the file of one of the records read."""
+        return int(np.searchsorted(opened.bounds, rows[place], side="right")) - 1
 
     def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
         opened = self._opened
         for number, where in zip(*split_by_part(rows, opened.bounds), strict=True):
             arrays, own = opened.indexes[number].arrays, rows[where] - opened.bounds[number]
             yield self._files[number], arrays["starts"][own], arrays["stops"][own] + _TAIL
-
-    def _read_file(self, opened: _Opened, number: int, rows: Indices) -> Columns:
-        file, index = self._files[number], opened.indexes[number]
-        starts, stops = index.arrays["starts"][rows], index.arrays["stops"][rows]
-        records = file.gather(starts, stops + _TAIL)
-        _check_records(file, records, rows)
-        self._count(file, len(rows), records.nbytes)
-        begins, ends = records.offsets[:-1], records.offsets[1:] - _TAIL
-        if not self._examples:
-            return {RECORD: gather_rows(records.values, begins, ends)}
-        columns: Columns = {}
-        places = {str(name): place for place, name in enumerate(index.about["features"])}
-        for name, form in opened.forms.items():
-            # Positions of features are relative to their record; -1 if there is none.
-            place = places.get(name)
-            first = np.full(len(rows), -1) if place is None else index.arrays[f"starts_{place}"][rows]
-            last = np.full(len(rows), -1) if place is None else index.arrays[f"stops_{place}"][rows]
-            absent = first < 0
-            first, last = np.where(absent, begins, begins + first), np.where(absent, begins, begins + last)
-            if ((first < begins) | (last > ends) | (last < first)).any():
-                raise SourceFormatError("the index of the file does not match its records", file=file.name)
-            columns[name] = self._decode(file, name, form, records.values, first, last)
-        return columns
-
-    def _decode(
-        self, file: DataFile, name: str, form: _Form, values: NDArray[np.uint8], first: Indices, last: Indices
-    ) -> Column:
-        try:
-            if form.kind == BYTES and form.single:
-                column = single_bytes(values, first, last)
-                if column is None:
-                    raise ValueError("a record has a different number of values")
-                return column
-            lists = gather_rows(values, first, last)
-            if form.kind == BYTES:
-                return objects_of(decode_bytes(lists))
-            numbers = decode_floats(lists) if form.kind == FLOATS else decode_integers(lists)
-        except ValueError as error:
-            raise SourceFormatError(f"a feature cannot be decoded: {error}", file=file.name, feature=name) from error
-        if form.single:
-            if len(numbers.values) != len(numbers):
-                raise SourceFormatError("a record has a different number of values", file=file.name, feature=name)
-            return numbers.values
-        return numbers
 
     def _open(self) -> _Opened:
         kind = "examples" if self._examples else "records"
@@ -172,7 +167,7 @@ class TFRecordSource(FileSource[_Opened]):
         if not any(counts):
             raise SourceFormatError("the files contain no records", files=self.files[:5])
         forms = self._forms(indexes) if self._examples else {}
-        return _Opened(indexes, bounds_of(counts), forms)
+        return _Opened(indexes, bounds_of(counts), forms, [_ends_of(index, forms) for index in indexes])
 
     def _forms(self, indexes: list[Index]) -> dict[str, _Form]:
         found: dict[str, _Form] = {}
@@ -204,15 +199,55 @@ class TFRecordSource(FileSource[_Opened]):
         return {name: found[name] for name in wanted}
 
 
-def _check_records(file: DataFile, records: Ragged, rows: Indices) -> None:
-    """Compare the checksums stored after records with their data."""
+def _ends_of(index: Index, forms: dict[str, _Form]) -> list[NDArray[np.int64]]:
+    """Return the starts and ends of the records of a file, and of each feature in its record; -1 if there is none."""
+    ends = [index.arrays["starts"], index.arrays["stops"]]
+    places = {str(name): place for place, name in enumerate(index.about.get("features", ()))}
+    absent = np.broadcast_to(np.int64(-1), len(ends[0]))
+    for name in forms:
+        place = places.get(name)
+        ends += [absent if place is None else index.arrays[f"{end}_{place}"] for end in ("starts", "stops")]
+    return ends
+
+
+def _decode(form: _Form, values: NDArray[np.uint8], first: Indices, last: Indices) -> Column:
+    """Return the values of a feature; raises ``ValueError`` if they are not what the index says."""
+    if form.kind == BYTES and form.single:
+        column = single_bytes(values, first, last)
+        if column is None:
+            raise ValueError("a record has a different number of values")
+        return column
+    lists = gather_rows(values, first, last)
+    if form.kind == BYTES:
+        return objects_of(decode_bytes(lists))
+    numbers = decode_floats(lists) if form.kind == FLOATS else decode_integers(lists)
+    if not form.single:
+        return numbers
+    if len(numbers.values) != len(numbers):
+        raise ValueError("a record has a different number of values")
+    return numbers.values
+
+
+def _first_wrong(form: _Form, values: NDArray[np.uint8], first: Indices, last: Indices) -> int:
+    """Return the first record whose feature cannot be decoded."""
+    for place in range(len(first)):
+        try:
+            _decode(form, values, first[place : place + 1], last[place : place + 1])
+        except ValueError:  # noqa: PERF203  # names the record
+            return place
+    return 0
+
+
+def _first_damaged(records: Ragged) -> int | None:
+    """Return the first record whose checksum is not the one stored after its data."""
     ends = records.offsets[1:] - _TAIL
     stored = records.values[ends[:, None] + np.arange(_TAIL)].reshape(-1).view("<u4")
     wrong = masked(crc32c_rows(records.values, records.offsets[:-1], ends)) != stored
-    if wrong.any():
-        raise SourceFormatError(
-            "a record is damaged: its checksum differs", file=file.name, record=int(rows[np.flatnonzero(wrong)[0]])
-        )
+    return int(np.flatnonzero(wrong)[0]) if wrong.any() else None
+
+
+def _damaged(file: DataFile, record: int) -> SourceFormatError:
+    return SourceFormatError("a record is damaged: its checksum differs", file=file.name, record=record)
 
 
 def _build_indexes(files: Sequence[DataFile], *, examples: bool) -> list[Index]:
@@ -229,7 +264,9 @@ def _build_index(file: DataFile, *, examples: bool) -> Index:
         size = np.cumsum(stops[first:] - starts[first:])
         last = first + max(1, int(np.searchsorted(size, _CHECKED_AT_ONCE, side="right")))
         records = file.gather(starts[first:last], stops[first:last] + _TAIL)
-        _check_records(file, records, np.arange(first, last))
+        damaged = _first_damaged(records)
+        if damaged is not None:
+            raise _damaged(file, first + damaged)
         if examples:
             _find_all(file, records, first, features, singles)
         first = last
