@@ -31,16 +31,11 @@ class SharedBlocks:
         """Return the blocks that are here, and the numbers of those to fetch; others are fetched by another process."""
         if self._claims is None:
             return {}, {block.number for block in blocks}
-        found = _look_up(blocks)
-        absent = [block for block in blocks if block.number not in found]
-        if not absent:
-            return found, set()
         key = blocks[0].file.key
-        claimed = self._claims.take(key, [block.number for block in absent])
-        # Some may have been published between the look and the claim.
-        published = _look_up([block for block in absent if block.number in claimed])
-        self._claims.release(key, list(published))
-        return found | published, claimed - published.keys()
+        claimed = self._claims.take(key, [block.number for block in blocks])
+        found = _look_up(blocks)  # after claiming, so that what another process has published by then is found
+        self._claims.release(key, [number for number in found if number in claimed])
+        return found, claimed - found.keys()
 
     def keep(self, pieces: Sequence[tuple[Block, Data]]) -> None:
         """Write blocks to the cache, those that lie side by side together."""
