@@ -4,10 +4,11 @@ A web server on loopback, in a process of its own, with latency, failures and a 
 fetches whole files with 8 threads into memory and looks at nothing; ``plain_kept`` also writes them to disk, as
 holdfast does with the blocks it fetches. holdfast reads every sample through a stream: in order, by windows, in a full
 shuffle; ``uncached`` is in order without the cache on disk, ``short`` with sequences of 1,024 tokens, so that there are
-four times as many batches. The sides take turns, and every round begins with empty
-caches. Peers read the same tokens in order, in their own format. ``shards`` opens 10,000 Parquet files behind URLs at
-50 ms per request: seconds to the first batch, with nothing known of them and with what the first opening has kept,
-beside 128 threads that fetch the end of each file and do nothing with it.
+four times as many batches. A window is of four stretches of 16 MiB, and on S3, where there is less, of four files of
+4 MiB. The sides take turns, and every round begins with empty caches. Peers read the same tokens in order, in their own
+format. ``shards`` opens 10,000 Parquet files behind URLs at 50 ms per request: seconds to the first batch, with nothing
+known of them and with what the first opening has kept, beside 128 threads that fetch the end of each file and do
+nothing with it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ QUICK = ("0ms", "50ms")
 # WebDataset reads a tenth as fast as the others: beside these conditions only, and a part of the files.
 WEBDATASET, WEBDATASET_FILES = ("0ms", "50ms", "200ms"), 2
 SHARDS, QUICK_SHARDS = 10_000, 500
+# A capped row takes as long as its bytes do, whoever reads them.
+CAPPED, CAPPED_FILES = "50ms_100MBs", 16
+# Stretches as long as those that a remote source has by default, so many of them in a window.
+STRETCH_BYTES, STRETCHES = 16 * 2**20, 4
 
 
 def plain(get: Callable[[str], bytes], names: list[str], folder: Path | None, threads: int = THREADS) -> int:
@@ -264,7 +269,7 @@ def s3_sides(
     for name in names:
         system.pipe_file(f"bench/{name}", (folder / name).read_bytes())
     sides = fetching(lambda name: system.cat_file(f"bench/{name}"), names)
-    sides |= ours([f"s3://bench/{name}" for name in names], WindowShuffle(4 * len(names), 8), storage)
+    sides |= ours([f"s3://bench/{name}" for name in names], WindowShuffle(len(names), STRETCHES), storage)
     tars = write_tars(folder, names[:WEBDATASET_FILES])
     for tar in tars:
         system.pipe_file(f"bench/{tar}", (folder / tar).read_bytes(), acl="public-read")
@@ -388,14 +393,16 @@ def main() -> None:
         names = write_tokens(folder, files, size)
         if chosen:
             with serve(folder) as remote:
-                sides = fetching(WebFiles(remote.url), names)
-                sides |= ours([f"{remote.url}/{name}" for name in names], WindowShuffle(4 * files, 8), {})
                 web = webdataset_side(write_tars(folder, names[:WEBDATASET_FILES]), remote.url)
                 for label in chosen:
+                    some = names[:CAPPED_FILES] if label == CAPPED else names
+                    window = WindowShuffle(max(1, len(some) * size // STRETCH_BYTES), STRETCHES)
+                    sides = fetching(WebFiles(remote.url), some)
+                    sides |= ours([f"{remote.url}/{name}" for name in some], window, {})
                     with_peer = {**sides, "webdataset": web} if web and label in WEBDATASET else sides
                     if label not in QUICK:
                         with_peer = {name: side for name, side in with_peer.items() if not name.startswith("short")}
-                    found = rows(measure(with_peer, rounds, remote, CONDITIONS[label]), files * size)
+                    found = rows(measure(with_peer, rounds, remote, CONDITIONS[label]), len(some) * size)
                     print(label, found, file=sys.stderr, flush=True)
                     figures |= {f"{label}_{name}": value for name, value in found.items()}
         if "shards" in options.parts:
