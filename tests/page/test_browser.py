@@ -223,7 +223,7 @@ def test_two_live_runs_are_compared_by_choosing_one(tab: Any) -> None:
         tab.goto(f"{server.url}?run=exp7")
         tab.wait_for_selector(".uplot canvas")
         tab.select_option("#compare", label="compare with exp/8")
-        tab.wait_for_url("**compare=exp%2F8")
+        tab.wait_for_url(lambda url: url.endswith("compare=exp%2F8"))
         tab.wait_for_selector("text=loss (runs/exp7 eight)")
         tab.goto("about:blank")
         server.shutdown()
