@@ -147,7 +147,11 @@ def test_a_stall_ends_the_process_with_its_own_exit_code_and_the_next_start_cont
     assert trained(folder) == undisturbed
 
 
-def test_a_watchdog_ends_the_process_even_where_the_log_cannot_be_written(tmp_path: Path) -> None:
+def test_a_watchdog_ends_the_process_even_where_the_log_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.run.watchdog.MAX_TELLING_SECONDS", 0.2)
+
     def stalls() -> None:
         job = make_job()
         options = RunOptions(stall_after=0.2, stall_timeout=0.4, handle_signals=False)
