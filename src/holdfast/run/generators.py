@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 
+from holdfast.errors import RunMismatchError
+
 __all__ = ["begin_pass", "generator_states", "restore_generators"]
+
+_TWISTER = "MT19937"
+_DTYPE = "dtype"
 
 
 def generator_states() -> dict[str, Any]:
@@ -21,14 +26,7 @@ def generator_states() -> dict[str, Any]:
     }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        kind, keys, position, has_gauss, cached = numpy.random.get_state()
-        states["numpy"] = {
-            "kind": kind,
-            "keys": torch.from_numpy(keys.astype("int64")),
-            "position": int(position),
-            "has_gauss": int(has_gauss),
-            "cached": float(cached),
-        }
+        states["numpy"] = _numpy_state(numpy)
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state_all()
     return states
@@ -42,14 +40,63 @@ def restore_generators(states: dict[str, Any]) -> None:
     if "numpy" in states:
         import numpy
 
-        saved = states["numpy"]
-        keys = saved["keys"].numpy().astype("uint32")
-        numpy.random.set_state((saved["kind"], keys, saved["position"], saved["has_gauss"], saved["cached"]))
+        _restore_numpy(numpy, states["numpy"])
     devices = states.get("cuda")
     if devices is not None and torch.cuda.is_available():
         count = min(len(devices), torch.cuda.device_count())
         for number in range(count):
             torch.cuda.set_rng_state(devices[number], number)
+
+
+def _numpy_state(numpy: Any) -> dict[str, Any]:
+    """Return the state of NumPy's global generator: a Mersenne twister, unless the program chose another."""
+    state = numpy.random.get_state(legacy=False)
+    kind = state["bit_generator"]
+    if kind != _TWISTER:
+        return {"kind": kind, "state": _without_arrays(numpy, state)}
+    return {
+        "kind": kind,
+        "keys": torch.from_numpy(state["state"]["key"].astype("int64")),
+        "position": int(state["state"]["pos"]),
+        "has_gauss": int(state["has_gauss"]),
+        "cached": float(state["gauss"]),
+    }
+
+
+def _restore_numpy(numpy: Any, saved: dict[str, Any]) -> None:
+    kind = saved["kind"]
+    if numpy.random.get_state(legacy=False)["bit_generator"] != kind:
+        make = getattr(numpy.random, kind, None)
+        if make is None:
+            raise RunMismatchError(
+                "the run was saved with another bit generator of NumPy, which is not one of its own",
+                found=numpy.random.get_state(legacy=False)["bit_generator"],
+                expected=kind,
+                hint="call numpy.random.set_bit_generator as the program did that started the run",
+            )
+        numpy.random.set_bit_generator(make())
+    if "state" in saved:
+        numpy.random.set_state(_with_arrays(numpy, saved["state"]))
+        return
+    keys = saved["keys"].numpy().astype("uint32")
+    numpy.random.set_state((kind, keys, saved["position"], saved["has_gauss"], saved["cached"]))
+
+
+def _without_arrays(numpy: Any, value: Any) -> Any:
+    """Return a nested state with plain numbers only: arrays become their element type and values."""
+    if isinstance(value, dict):
+        return {name: _without_arrays(numpy, each) for name, each in value.items()}
+    if isinstance(value, numpy.ndarray):
+        return {_DTYPE: value.dtype.str, "values": value.tolist()}
+    return value.item() if isinstance(value, numpy.generic) else value
+
+
+def _with_arrays(numpy: Any, value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if _DTYPE in value:
+        return numpy.array(value["values"], dtype=value[_DTYPE])
+    return {name: _with_arrays(numpy, each) for name, each in value.items()}
 
 
 def begin_pass(loader: Any, *, begun: bool) -> Iterator[Any]:

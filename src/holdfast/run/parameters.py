@@ -13,7 +13,18 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["ParameterHash", "describe_model", "hash_parameters", "is_sharded", "local_tensor", "parameters_of"]
+from holdfast.errors import RunMismatchError
+
+__all__ = [
+    "ParameterHash",
+    "describe_model",
+    "hash_parameters",
+    "is_sharded",
+    "local_tensor",
+    "parameters_of",
+    "shares_elements",
+    "write_shared",
+]
 
 # Elements mixed at a time: eight bytes each, twice, so that hashing takes little memory for any model.
 CHUNK = 1 << 20
@@ -49,6 +60,36 @@ def describe_model(model: nn.Module) -> dict[str, str]:
     return {
         name: f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}" for name, value in parameters_of(model)
     }
+
+
+def shares_elements(value: torch.Tensor) -> bool:
+    """Return whether elements of a tensor share memory, as those of an expanded one do: torch cannot copy into it."""
+    return type(value) in (torch.Tensor, nn.Parameter) and any(
+        stride == 0 and size > 1 for stride, size in zip(value.stride(), value.size(), strict=True)
+    )
+
+
+def write_shared(name: str, target: torch.Tensor, values: torch.Tensor) -> None:
+    """Write values into a tensor whose elements share memory.
+
+    Raises:
+        RunMismatchError: elements that share memory would need different values.
+    """
+    own, shown = target.detach(), values
+    for dimension, stride in enumerate(target.stride()):
+        if stride == 0:
+            own, shown = own.narrow(dimension, 0, 1), shown.narrow(dimension, 0, 1)
+    if not torch.equal(_bits(shown.expand_as(values)), _bits(values)):
+        raise RunMismatchError(
+            "a tensor of the model was expanded since the run was started, and cannot hold what was saved",
+            tensor=name,
+            hint="build the model as the program did that started the run",
+        )
+    own.copy_(shown)
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().contiguous().view(torch.uint8)
 
 
 def local_tensor(value: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ from holdfast.run.gauge import Gauge
 from holdfast.run.generators import begin_pass, generator_states, restore_generators
 from holdfast.run.layout import RunFolder
 from holdfast.run.optimizer_state import collect_optimizer, parameter_names, restore_optimizer
+from holdfast.run.parameters import shares_elements, write_shared
 from holdfast.run.ranks import Ranks
 from holdfast.run.run_log import Record, RunLog
 from holdfast.run.snapshot import Components, move_loader
@@ -66,7 +67,10 @@ class Held:
         model = self._components.model
         with torch.no_grad():
             for name, value in _tensors_of(model).items():
-                value.copy_(self._tensors[name])
+                if shares_elements(value):
+                    write_shared(name, value, self._tensors[name])
+                else:
+                    value.copy_(self._tensors[name])
         for parameter, gradient in zip(model.parameters(), self._gradients, strict=True):
             parameter.grad = gradient
         for module, mode in zip(model.modules(), self._modes, strict=True):

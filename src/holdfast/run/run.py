@@ -109,7 +109,7 @@ class Run:
             ("alerts", alerts, are_functions, "callable, each of a list: functions, WebhookAlert, OpenTelemetryAlert"),
         ):
             check_type(name, value, fits, expected)
-        self.folder = RunFolder(Path(folder))
+        self.folder = RunFolder(Path(folder).absolute())  # the program may change its directory
         self.options = options or RunOptions()
         self.steps = None if steps is None else whole_number("steps", steps, least=0)
         self._train_step = train_step

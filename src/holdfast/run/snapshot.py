@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 
 from holdfast.checkpoint import ParallelFileSystemReader, load
 from holdfast.errors import ConfigError, RunMismatchError
@@ -26,6 +26,7 @@ from holdfast.run.optimizer_state import (
     parameter_names,
     restore_optimizer,
 )
+from holdfast.run.parameters import shares_elements, write_shared
 from holdfast.run.payload import pack, unpack
 from holdfast.run.ranks import Ranks
 
@@ -123,8 +124,10 @@ class Components:
         entries = ParallelFileSystemReader(path).read_metadata().state_dict_metadata
         stored = {name.removeprefix(_STATE): about for name, about in entries.items() if name.startswith(_STATE)}
         kept = self._lay_out_own(_packed_sizes(entries), ranks, path)
+        model: dict[str, Any] = get_model_state_dict(self.model)
+        shared = {name: value for name, value in model.items() if _is_shared(value)}
         state: dict[str, Any] = {
-            "model": get_model_state_dict(self.model),
+            "model": {name: value.clone() if name in shared else value for name, value in model.items()},
             "optimizer": {"state": lay_out_optimizer(self.optimizers, names, stored)},
             "run": {_key(rank): kept[rank] for rank in kept},
         }
@@ -133,7 +136,9 @@ class Components:
         saved = {rank: unpack(packed) for rank, packed in kept.items()}
         own = saved[ranks.rank] if ranks.rank in saved else saved[0]
         notes = check_optimizers(self.optimizers, own["optimizer"])
-        set_model_state_dict(self.model, state["model"])
+        for name, target in shared.items():
+            write_shared(name, target, state["model"].pop(name))
+        set_model_state_dict(self.model, state["model"], options=StateDictOptions(strict=not shared))
         restore_optimizer(self.optimizers, names, state["optimizer"]["state"], own["optimizer"])
         return self._restore_own(saved, own, ranks, notes)
 
@@ -198,6 +203,10 @@ def move_loader(loader: Any, step: int) -> None:
     position = loader.schedule.delivered_before(step)
     epoch = loader.order.epoch_of(position)
     loader.restore_from_checkpoint(replace(loader.get_checkpoint(), step=step, position=position, epoch=epoch))
+
+
+def _is_shared(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and shares_elements(value)
 
 
 def _key(rank: int) -> str:
