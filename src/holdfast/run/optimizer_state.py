@@ -19,6 +19,9 @@ __all__ = ["check_optimizers", "collect_optimizer", "lay_out_optimizer", "parame
 
 _WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
+MAX_NAMES = 8
+"""How many parameters an error names."""
+
 Tensors = dict[str, dict[str, torch.Tensor]]
 
 
@@ -62,7 +65,20 @@ def collect_optimizer(
     ]
     kinds = [type(optimizer).__name__ for optimizer in optimizers]
     defaults = [{key: value for key, value in each.defaults.items() if _is_plain(value)} for each in optimizers]
-    return tensors, {"values": values, "devices": devices, "groups": groups, "kinds": kinds, "defaults": defaults}
+    return tensors, {
+        "values": values,
+        "devices": devices,
+        "groups": groups,
+        "kinds": kinds,
+        "defaults": defaults,
+        "parameters": _grouped(optimizers, names),
+    }
+
+
+def _grouped(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]) -> list[list[list[str]]]:
+    """Return the names of the parameters in every group of every optimizer, as ``_named`` gives them."""
+    every = {id(parameter): name for name, parameter in _named(optimizers, names).items()}
+    return [[[every[id(each)] for each in group["params"]] for group in own.param_groups] for own in optimizers]
 
 
 def _is_plain(value: Any) -> bool:
@@ -70,11 +86,19 @@ def _is_plain(value: Any) -> bool:
     return all(isinstance(each, (bool, int, float, str, type(None))) for each in values)
 
 
-def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], saved: Mapping[str, Any]) -> list[str]:
+def check_optimizers(
+    optimizers: Sequence[torch.optim.Optimizer], saved: Mapping[str, Any], names: Mapping[int, str] | None
+) -> list[str]:
     """Compare the optimizers with those whose state was saved; return messages about options that differ.
 
+    Args:
+        optimizers: those of the program.
+        saved: the second value of ``collect_optimizer``.
+        names: the names of their parameters; None if another rank saved the state, which may have held others.
+
     Raises:
-        RunMismatchError: the kind or number of optimizers, or the number of their groups, differs.
+        RunMismatchError: the kind or number of optimizers, the number of their groups, or the parameters in a group
+            differ.
     """
     kinds, groups = [type(each).__name__ for each in optimizers], [len(each.param_groups) for each in optimizers]
     known = saved.get("kinds", kinds if len(saved["groups"]) == len(kinds) else ["?"] * len(saved["groups"]))
@@ -92,6 +116,8 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], saved: Mapping
             expected=[len(each) for each in saved["groups"]],
             hint="group the parameters as the run was started with, or choose another folder",
         )
+    if names is not None and "parameters" in saved:
+        _check_parameters(_grouped(optimizers, names), saved["parameters"])
     notes = []
     for optimizer, defaults in zip(optimizers, saved.get("defaults", ()), strict=False):
         for key, value in defaults.items():
@@ -102,6 +128,22 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], saved: Mapping
                     f"the program now sets {name} to {given!r}; the run continues with its own, initially {value!r}"
                 )
     return notes
+
+
+def _check_parameters(found: list[list[list[str]]], saved: list[list[list[str]]]) -> None:
+    """Raise if a group holds other parameters than it did; their order does not matter."""
+    added, missing = set[str](), set[str]()
+    for groups, before in zip(found, saved, strict=True):
+        for group, known in zip(groups, before, strict=True):
+            added |= set(group) - set(known)
+            missing |= set(known) - set(group)
+    if added or missing:
+        raise RunMismatchError(
+            "the optimizer, or a group of it, has other parameters than when the run was started",
+            added=sorted(added)[:MAX_NAMES],
+            missing=sorted(missing)[:MAX_NAMES],
+            hint="give the optimizer the parameters that the run was started with, or choose another folder",
+        )
 
 
 def lay_out_optimizer(

@@ -33,6 +33,7 @@ from holdfast.run.ranks import Ranks
 __all__ = ["Components", "Restored", "Stateful", "move_loader"]
 
 _STATE = "optimizer.state."
+_SCHEDULER = "scheduler"
 
 
 @runtime_checkable
@@ -100,6 +101,20 @@ class Components:
                     "or torchdata's StatefulDataLoader",
                 )
 
+    def _kinds(self) -> dict[str, str]:
+        """Return the class of those parts that would take the state of another class without complaint."""
+        return {name: type(part).__name__ for name, part in self.parts.items() if name == _SCHEDULER}
+
+    def _check_kinds(self, saved: Mapping[str, str]) -> None:
+        for name, kind in self._kinds().items():
+            if saved.get(name, kind) != kind:
+                raise RunMismatchError(
+                    f"the run was trained with another {name}",
+                    found=kind,
+                    expected=saved[name],
+                    hint=f"create the {name} that the run was started with, or choose another folder",
+                )
+
     def collect(self, ranks: Ranks, position: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state to save. Tensors of model and optimizer are the live ones, not copies."""
         tensors, rest = collect_optimizer(self.optimizers, parameter_names(self.model))
@@ -109,6 +124,7 @@ class Components:
             "optimizer": rest,
             "loader": self.loader.state_dict(),
             "generators": generator_states(),
+            "kinds": self._kinds(),
             **{f"part/{name}": part.state_dict() for name, part in self.parts.items()},
         }
         if self.metrics is not None:
@@ -135,7 +151,8 @@ class Components:
         load(state, path, process_group=ranks.group, warn_not_loaded=False)
         saved = {rank: unpack(packed) for rank, packed in kept.items()}
         own = saved[ranks.rank] if ranks.rank in saved else saved[0]
-        notes = check_optimizers(self.optimizers, own["optimizer"])
+        notes = check_optimizers(self.optimizers, own["optimizer"], names if own["world"] == ranks.world else None)
+        self._check_kinds(own.get("kinds", {}))
         for name, target in shared.items():
             write_shared(name, target, state["model"].pop(name))
         set_model_state_dict(self.model, state["model"], options=StateDictOptions(strict=not shared))
