@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from tests.cli.calling import call
 from tests.cli.test_paths import COMMANDS
+from tests.run.job import make_job
 
 from holdfast.cli import main
+from holdfast.cli.json_text import json_text
 from holdfast.errors import ConfigError, UnreadableLogError
 
 
@@ -78,3 +80,33 @@ def test_every_result_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert set(json.loads(call(capsys, "report", log, "--json").out)) == {"pages"}
     assert set(json.loads(call(capsys, "feedback", "--store", store, "--json").out)) == {"verdicts"}
     assert set(json.loads(call(capsys, "doctor", "--json").out)) >= {"holdfast", "packages"}
+
+
+def test_a_loss_that_is_not_a_number_is_a_string_as_in_the_reports_of_the_debugger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``NaN`` is not JSON: browsers, Go and Rust refuse the whole document."""
+    for name in ("one", "two"):
+        run = make_job().run(tmp_path / name, steps=8)
+        for _ in run:
+            run.step(loss=float("nan"), grad_norm=float("inf"), gain=1.0 if name == "one" else float("-inf"))
+    for command in (["runs", str(tmp_path)], ["bisect", str(tmp_path / "one"), str(tmp_path / "two")]):
+        answer = call(capsys, *command, "--json")
+        assert answer.code in (0, 1)
+        json.loads(answer.out, parse_constant=pytest.fail)
+    rows = json.loads(call(capsys, "runs", str(tmp_path), "--json").out)["runs"]
+    assert [row["loss"] for row in rows] == ["nan", "nan"]
+
+
+def test_every_command_prints_json_that_is_valid_for_any_number() -> None:
+    """A command that printed ``json.dumps`` itself would print NaN as it is."""
+    sources = Path(main.__file__).parent.rglob("*.py")
+    assert [path.name for path in sources if "echo(json.dumps(" in path.read_text("utf-8")] == []
+
+
+def test_numbers_that_are_not_finite_are_strings_wherever_they_stand() -> None:
+    inf = float("inf")
+    assert json.loads(json_text({"a": [1.5, inf, (-inf, None)], "b": {"c": float("nan"), "d": True}})) == {
+        "a": [1.5, "inf", ["-inf", None]],
+        "b": {"c": "nan", "d": True},
+    }

@@ -11,6 +11,7 @@ import typer
 
 from holdfast.cli.console import table_console, working
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import json_text, print_json
 from holdfast.cli.paths import existing, existing_file
 from holdfast.cli.program import PROGRAM_HELP, load_program
 from holdfast.cli.write_whole import write_whole
@@ -66,7 +67,7 @@ def register(app: typer.Typer) -> None:
             with working("recomputing"):
                 check_statement(statement)
             summary = {"statement": "holds", "run": statement["run"], "heads": statement["heads"]}
-            typer.echo(json.dumps(summary) if as_json else f"the statement about run {statement['run']} holds")
+            typer.echo(json_text(summary) if as_json else f"the statement about run {statement['run']} holds")
             return
         if samples is None:
             raise ConfigError("no samples were given", hint="pass --samples FILE.csv with the columns source and index")
@@ -78,7 +79,7 @@ def register(app: typer.Typer) -> None:
         if output is not None:
             write_whole(output, json.dumps(statement))
         if as_json:
-            typer.echo(json.dumps(statement))
+            print_json(statement)
         else:
             _show(found)
 

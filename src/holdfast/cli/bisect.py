@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from holdfast.cli.console import working
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 from holdfast.cli.paths import existing_folder
 from holdfast.cli.program import PROGRAM_HELP, load_program
 from holdfast.errors import ConfigError, RunError
@@ -59,7 +59,7 @@ def register(app: typer.Typer) -> None:
                 hint="`holdfast runs` shows what each has recorded",
             )
         if as_json:
-            typer.echo(json.dumps(found.to_json()))
+            print_json(found.to_json())
         elif found.step is None:
             typer.echo(f"the runs agree on all {found.compared:,} shared steps")
         else:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import typer
 
 from holdfast.cli.help import Command, examples
 from holdfast.cli.investigation import Before, Folder, Horizon, Json, Program, Step, investigating
+from holdfast.cli.json_text import print_json
 
 __all__ = ["register"]
 
@@ -31,7 +30,7 @@ def register(app: typer.Typer) -> None:
         with investigating(program, run) as (made, on_step):
             found = made.blame(step, options=looking, on_step=on_step)
         if as_json:
-            typer.echo(json.dumps(found.to_json()))
+            print_json(found.to_json())
             return
         from rich.table import Table
 

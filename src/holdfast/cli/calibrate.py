@@ -11,6 +11,7 @@ import typer
 
 from holdfast.cli.console import working
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 from holdfast.cli.paths import existing_file
 from holdfast.cli.write_whole import write_whole
 
@@ -221,7 +222,7 @@ def _print(scores: dict[str, Score], body: dict[str, Any], *, as_json: bool) -> 
             }
             for name, score in scores.items()
         }
-        typer.echo(json.dumps({"scores": shown, **body}))
+        print_json({"scores": shown, **body})
         return
     names = list(scores)
     if names:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 from holdfast.cli.paths import check_path
 
 __all__ = ["register"]
@@ -72,7 +72,7 @@ def register(app: typer.Typer) -> None:
                 progress=progress,
             )
         if as_json:
-            typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
+            print_json(dataclasses.asdict(report), indent=2)
             return
         left = report.shards - report.written
         typer.echo(

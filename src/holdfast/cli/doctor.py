@@ -9,6 +9,7 @@ import typer
 
 from holdfast.cli.console import working
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 from holdfast.cli.paths import existing_folder
 
 __all__ = ["register"]
@@ -54,11 +55,9 @@ def register(app: typer.Typer) -> None:
         as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     ) -> None:
         """Show what is installed, whether trainers resume exactly here, and how fast the checkpoint disk is."""
-        import json
-
         found = examine(folder, try_out=try_out)
         if as_json:
-            typer.echo(json.dumps(found, indent=2))
+            print_json(found, indent=2)
         else:
             _print(found)
         raise typer.Exit(1 if found["advice"] else 0)

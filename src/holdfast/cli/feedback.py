@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import json_text, print_json
 from holdfast.cli.paths import existing_file
 from holdfast.errors import ConfigError, DebugError
 
@@ -68,7 +69,7 @@ def register(app: typer.Typer) -> None:
         with store.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         typer.echo(
-            json.dumps(entry) if as_json else f"recorded: {entry['failure']} in {entry['path']} was {entry['verdict']}"
+            json_text(entry) if as_json else f"recorded: {entry['failure']} in {entry['path']} was {entry['verdict']}"
         )
 
 
@@ -154,7 +155,7 @@ def _summarise(store: Path, *, as_json: bool) -> None:
         failure: {answer: counts[failure, answer] for answer in ("true", "false", "missed")} for failure in failures
     }
     if as_json:
-        typer.echo(json.dumps({"verdicts": table}))
+        print_json({"verdicts": table})
         return
     for failure, row in table.items():
         typer.echo(f"{failure:<22}{row['true']} true  {row['false']} false  {row['missed']} missed")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import typer
 
 from holdfast.cli.console import printable, table_console, working
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 from holdfast.cli.paths import check_path
 from holdfast.errors import ConfigError, HoldfastError
 
@@ -74,7 +74,7 @@ def _show_checkpoint(asked: Asked) -> None:
     streams = _streams_in(asked.path) if summary.layout == "torch" else {}
     if asked.as_json:
         told = {**dataclasses.asdict(summary), "bytes": summary.bytes, "streams": streams}
-        typer.echo(json.dumps(told, indent=2))
+        print_json(told, indent=2)
         return
     from rich.markup import escape
     from rich.table import Table
@@ -136,7 +136,7 @@ def _show_stream_state(asked: Asked) -> None:
 
     told = describe_state(load_state(asked.path), asked.path)
     if asked.as_json:
-        typer.echo(json.dumps(told, indent=2))
+        print_json(told, indent=2)
         return
     from rich.markup import escape
     from rich.table import Table
@@ -175,7 +175,7 @@ def _show_data(asked: Asked) -> None:
     with working("reading"):
         summary = describe_data(asked.name, tokens=layout)
     if asked.as_json:
-        typer.echo(json.dumps(dataclasses.asdict(summary), indent=2))
+        print_json(dataclasses.asdict(summary), indent=2)
         return
     from rich.markup import escape
     from rich.table import Table
@@ -212,7 +212,7 @@ def _show_run(asked: Asked) -> None:
     with working("reading"):
         row = describe_run(asked.path)
     if asked.as_json:
-        typer.echo(json.dumps(row, indent=2))
+        print_json(row, indent=2)
     else:
         show_runs(table_console(), [row])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 from holdfast.cli.paths import existing_folder
 from holdfast.errors import ConfigError
 
@@ -86,7 +86,7 @@ def register(app: typer.Typer) -> None:
         """Show how far a job is, and which chunks were given up."""
         summary = _summary(_open(folder))
         if as_json:
-            typer.echo(json.dumps(summary))
+            print_json(summary)
         else:
             _show(summary, tracebacks=tracebacks)
 
@@ -98,7 +98,7 @@ def register(app: typer.Typer) -> None:
         ends = _open(folder).read()
         found = [asdict(entry) for _, entry in sorted(ends.items()) if isinstance(entry, Done)]
         if as_json:
-            typer.echo(json.dumps({"results": found}))
+            print_json({"results": found})
             return
         for entry in found:
             typer.echo(_shown(f"{entry['chunk']}\t{entry['token']}\t{entry['file']}\t{entry['payload']}"))
@@ -118,7 +118,7 @@ def register(app: typer.Typer) -> None:
         """
         chosen = _open(folder).retry(chunk)
         if as_json:
-            typer.echo(json.dumps({"chunks": chosen}))
+            print_json({"chunks": chosen})
         elif chosen:
             typer.echo(f"{len(chosen)} chunks will be retried: {', '.join(map(str, chosen))}. Start workers as before.")
         else:

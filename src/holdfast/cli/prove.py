@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from holdfast.cli.help import Command, examples
 from holdfast.cli.investigation import Before, Folder, Horizon, Json, Program, Step, investigating
+from holdfast.cli.json_text import print_json
 
 __all__ = ["register"]
 
@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
         with investigating(program, run) as (made, on_step):
             found = made.prove(step, options=ProofOptions(draws=draws), looking=looking, on_step=on_step)
         if as_json:
-            typer.echo(json.dumps(found.to_json()))
+            print_json(found.to_json())
             return
         typer.echo(f"{found.verdict.value}: {found.reason}")
         rows = [("recorded", found.recorded), ("A as it was", found.as_it_was)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from holdfast.cli.help import Command, examples
 from holdfast.cli.investigation import Folder, Json, Program, investigating
+from holdfast.cli.json_text import print_json
 from holdfast.errors import ConfigError
 
 __all__ = ["register"]
@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
         with investigating(program, run) as (built, on_step):
             found = built.replay(chosen, on_step=on_step)
         if as_json:
-            typer.echo(json.dumps(found.to_json()))
+            print_json(found.to_json())
         else:
             made = f"{len(found.steps)} steps, from the checkpoint of step {found.began_at} on,"
             measure = "bit by bit" if found.bitwise else f"with the tolerance {found.tolerance:.3g} measured here"

@@ -9,6 +9,7 @@ import typer
 
 from holdfast.cli.console import working
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 from holdfast.cli.paths import existing
 from holdfast.cli.write_whole import write_whole
 
@@ -41,8 +42,6 @@ def register(app: typer.Typer) -> None:
         as_json: Annotated[bool, typer.Option("--json", help="Print the page's data as JSON instead.")] = False,
     ) -> None:
         """Write a run's page: verdict, charts, findings and events in one file that loads nothing from other hosts."""
-        import json
-
         from holdfast.page import render_page
         from holdfast.page.feeds import feed_of
         from holdfast.page.render import MAX_COLUMNS
@@ -50,7 +49,7 @@ def register(app: typer.Typer) -> None:
         with working("reading"):
             pages = [feed_of(each, verify=verify).page() for each in (path, compare) if each is not None]
         if as_json:
-            typer.echo(json.dumps({"pages": [page.to_json(columns=MAX_COLUMNS) for page in pages]}, allow_nan=False))
+            print_json({"pages": [page.to_json(columns=MAX_COLUMNS) for page in pages]})
             return
         text = render_page(*pages)
         write_whole(output, text)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 from holdfast.cli.paths import existing_folder
 from holdfast.errors import HoldfastError, RunFolderError, UnreadableLogError
 
@@ -121,7 +121,7 @@ def register(app: typer.Typer) -> None:
         paths = found if quiet else track(found, "reading", transient=True, console=console)
         rows = [describe(path) for path in paths]
         if as_json:
-            typer.echo(json.dumps({"runs": rows}))
+            print_json({"runs": rows})
         else:
             show_runs(console, rows)
 

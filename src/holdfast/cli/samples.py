@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 from holdfast.cli.console import table_console
 from holdfast.cli.find_state import KeyOption, StateArgument, find_state
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 from holdfast.cli.paths import existing_file
 from holdfast.cli.stored_schedule import LABELS_HELP, stored_schedule
 from holdfast.errors import ConfigError
@@ -50,7 +50,7 @@ def register(app: typer.Typer) -> None:
             )
         found = samples_in(schedule, step, rank)
         if as_json:
-            typer.echo(json.dumps({"step": step, "samples": [asdict(ref) for ref in found]}))
+            print_json({"step": step, "samples": [asdict(ref) for ref in found]})
             return
         from rich.markup import escape
         from rich.table import Table

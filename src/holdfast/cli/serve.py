@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 from holdfast.cli.paths import existing
 
 __all__ = ["register"]
@@ -47,7 +48,6 @@ def register(app: typer.Typer) -> None:
         as_json: Annotated[bool, typer.Option("--json", help="Print the address as JSON.")] = False,
     ) -> None:
         """Serve the page live until Ctrl-C: a new step is visible about a second later."""
-        import json
         import sys
 
         import pyarrow.compute
@@ -71,7 +71,7 @@ def register(app: typer.Typer) -> None:
                     typer.echo(f"{log} is empty so far: the page fills when it is written to", err=True)
         with PageServer(feeds, host=host, port=port, token=token) as server:
             if as_json:
-                typer.echo(json.dumps({"url": server.url, "runs": list(server.feeds)}))
+                print_json({"url": server.url, "runs": list(server.feeds)})
             else:
                 typer.echo(f"{len(server.feeds)} run(s) at {server.url}  (Ctrl-C ends)")
             server.read_ahead()

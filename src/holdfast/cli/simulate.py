@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise, zip_longest
@@ -13,6 +12,7 @@ import typer
 
 from holdfast.cli.console import working
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 from holdfast.cli.write_whole import write_whole
 from holdfast.errors import ConfigError
 
@@ -190,6 +190,6 @@ def register(app: typer.Typer) -> None:
         if output is not None:
             _save(output, results)
         if as_json:
-            typer.echo(json.dumps({"scenario": asdict(scenario), **results}))
+            print_json({"scenario": asdict(scenario), **results})
         else:
             _show(results)

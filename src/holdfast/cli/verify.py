@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Annotated
 
 import typer
 
 from holdfast.cli.console import printable
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 from holdfast.cli.paths import existing_folder
 
 __all__ = ["register"]
@@ -65,7 +65,7 @@ def register(app: typer.Typer) -> None:
             path, num_workers=workers, trusted=trusted, require_manifest=require_manifest, progress=not as_json
         )
         if as_json:
-            typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
+            print_json(dataclasses.asdict(report), indent=2)
             raise typer.Exit(EXIT_CODES[report.verdict])
         for entry in report.damaged:
             place = f"{entry.file} at {entry.offset}, {entry.length} bytes"

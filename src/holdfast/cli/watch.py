@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 from holdfast.errors import ConfigError, CoordinatorLost
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def register(app: typer.Typer) -> None:
         survey = Survey(client, ttl=ttl)
         try:
             if as_json:
-                typer.echo(json.dumps(_plain(survey.watch_until_certain())))
+                print_json(_plain(survey.watch_until_certain()))
             elif once or not console.is_terminal:
                 console.print(_view(survey.watch_until_certain()), soft_wrap=True)  # one line per job, even in a pipe
             else:

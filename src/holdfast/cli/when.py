@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from holdfast.cli.console import table_console
 from holdfast.cli.find_state import KeyOption, StateArgument, find_state
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 from holdfast.cli.paths import existing_file
 from holdfast.cli.stored_schedule import LABELS_HELP, stored_schedule
 
@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
         schedule = stored_schedule(loaded, labels)
         seen = find(schedule, source, index, epochs=epochs or epochs_begun(schedule, source, loaded.step) + 1)
         if as_json:
-            typer.echo(json.dumps({"source": source, "index": index, "seen": [entry._asdict() for entry in seen]}))
+            print_json({"source": source, "index": index, "seen": [entry._asdict() for entry in seen]})
             return
         from rich.markup import escape
         from rich.table import Table

@@ -6,7 +6,6 @@ source of the Python standard library, the training is real, and the processes a
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.help import Command, examples
+from holdfast.cli.json_text import print_json
 
 __all__ = ["Row", "Stage", "register"]
 
@@ -76,7 +76,7 @@ def register(app: typer.Typer) -> None:
             rows += stage(place, lambda text: console.print(f"  {text}", markup=False, soft_wrap=True))
         seconds = time.perf_counter() - began
         if as_json:
-            typer.echo(json.dumps({"rows": [asdict(row) for row in rows], "seconds": round(seconds, 1)}))
+            print_json({"rows": [asdict(row) for row in rows], "seconds": round(seconds, 1)})
         else:
             _show(console, rows, seconds)
         if not keep:
