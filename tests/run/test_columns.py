@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.run.job import make_job, train
 
+from holdfast.errors import RunLogError
 from holdfast.run import RunLog
 from holdfast.run.columns import RunColumns
 from holdfast.run.compact import compact
@@ -123,6 +126,19 @@ def test_a_line_that_is_still_being_written_is_taken_when_it_is_whole(tmp_path: 
         stream.write('ss":1.5}\n')
     assert columns.refresh() is True
     assert columns.series("loss")[1].tolist() == [1.5]
+
+
+@pytest.mark.parametrize("target", ["elsewhere.jsonl", "itself"])
+def test_a_log_file_that_is_a_link_to_nothing_is_an_error_and_not_left_out(tmp_path: Path, target: str) -> None:
+    """The page called a run healthy of which it had read only the second attempt."""
+    for steps in (6, 12):
+        job = make_job()
+        train(job, job.run(tmp_path / "run", steps=steps))
+    first = next(iter(sorted((tmp_path / "run" / "log").iterdir())))
+    first.unlink()
+    first.symlink_to(first if target == "itself" else tmp_path / target)
+    with pytest.raises(RunLogError, match="cannot be read"):
+        RunColumns(tmp_path / "run").refresh()
 
 
 def test_reading_imports_neither_torch_nor_pandas(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ are read. Restarts and rollbacks are applied: a step that was redone appears onc
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,7 +135,7 @@ class RunColumns:
                     read.bytes += sum(map(len, lines))
                     read.lines += len(lines)
         except OSError as error:
-            if file.path.exists():
+            if os.path.lexists(file.path):  # a link that leads nowhere is not a file that went away
                 raise RunLogError(f"the run log cannot be read: {error.strerror}", file=str(file.path)) from error
             return False  # compacted since the folder was listed: the next refresh finds it
         return read.lines > before
