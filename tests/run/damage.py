@@ -14,7 +14,6 @@ from tests.run.job import make_job, train
 
 from holdfast.run.chain import START, chained, encode, split_line
 from holdfast.run.compact import compact
-from holdfast.run.investigations import FOLDER
 from holdfast.run.layout import LogFile, RunFolder
 from holdfast.run.recorder import Recorder
 
@@ -72,9 +71,9 @@ def make_run(folder: Path) -> Path:
             recorder.close()
             head = recorder.head
     compact(place.log_files(rank=0)[0])
-    (folder / FOLDER).mkdir()
+    place.investigations.mkdir()
     for kind in ("blame", "proof"):
-        (folder / FOLDER / f"{kind}-00000006.json").write_text(json.dumps(ANSWER))
+        (place.investigations / f"{kind}-00000006.json").write_text(json.dumps(ANSWER))
     return folder
 
 
@@ -275,7 +274,7 @@ def _table(plan: random.Random, folder: RunFolder) -> str:
 
 def _document(plan: random.Random, folder: RunFolder) -> str:
     """Replace a value of ``run.json`` or of an investigation, or the whole of it."""
-    path = plan.choice([folder.identity, *sorted((folder.root / FOLDER).iterdir())])
+    path = plan.choice([folder.identity, *sorted(folder.investigations.iterdir())])
     content = json.loads(path.read_text())
     name, value = plan.choice(sorted(content)), plan.choice(VALUES)
     inner = content[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from tests.run.job import Job, make_job, train
 
 from holdfast.run import RunLog
+from holdfast.run.investigations import keep_investigation
 
 generators: Any = np.random
 """NumPy's type stubs do not list the functions that exchange its global generator."""
@@ -89,3 +91,27 @@ def test_a_model_with_an_expanded_buffer_can_be_replayed(tmp_path: Path) -> None
     with job.run(tmp_path / "run", train_step=job.step) as run:
         run.train(steps=7)
         assert run.replay(range(5, 7)).differs_at is None
+
+
+def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_over(tmp_path: Path) -> None:
+    job = make_job()
+    train(job, job.run(tmp_path / "run", steps=7))
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    again = make_job()
+    with pytest.warns(RuntimeWarning, match="none is left: the run starts over at step 0"):
+        train(again, again.run(tmp_path / "run", steps=7))
+    (note,) = RunLog(tmp_path / "run").events("start")[-1]["notes"]
+    assert note.startswith("a checkpoint of step 7 was saved")
+    assert again.hash == job.hash
+
+
+def test_fresh_moves_what_was_found_about_the_old_run_aside_too(tmp_path: Path) -> None:
+    """The page showed the suspects of the old run with the findings of the new one."""
+    job = make_job()
+    train(job, job.run(tmp_path / "run", steps=6))
+    keep_investigation(tmp_path / "run", "blame", 3, {"step": 3})
+    (tmp_path / "run" / "PAUSED").touch()
+    make_job().run(tmp_path / "run", fresh=True).resume()
+    (earlier,) = (tmp_path / "run" / "earlier").iterdir()
+    assert {"investigations", "PAUSED"} <= {path.name for path in earlier.iterdir()}
+    assert not {"investigations", "PAUSED"} & {path.name for path in (tmp_path / "run").iterdir()}

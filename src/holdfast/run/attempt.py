@@ -197,6 +197,7 @@ def _identify(folder: RunFolder, components: Components, *, fresh: bool) -> Iden
 def _move_aside(folder: RunFolder) -> None:
     """Move the run that is there to a separate folder; nothing is deleted."""
     entries = [folder.identity, folder.logs, folder.checkpoints, folder.abandoned, folder.stalls, folder.progress]
+    entries += [folder.investigations, folder.paused]
     present = [path for path in entries if path.exists()]
     if not present:
         return
@@ -243,6 +244,10 @@ def _restore(attempt: Attempt, components: Components, down: float) -> None:
             hint="restore one from a backup, or pass fresh=True to start over at step 0",
         ) from error
     notes = attempt.ranks.doubts
+    if found is None and attempt.ranks.is_first and attempt.history.saved >= 0:
+        notes += (
+            f"a checkpoint of step {attempt.history.saved} was saved, and none is left: the run starts over at step 0",
+        )
     for doubt in notes:
         warnings.warn(doubt, RuntimeWarning, stacklevel=2)
     if found is not None:

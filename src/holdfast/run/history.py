@@ -21,6 +21,7 @@ class History:
         head: the digest of its last line.
         attempts: the number of the last attempt.
         reached: one more than the highest step ever recorded; steps below it are redone.
+        saved: the step of the newest checkpoint that it mentions; -1 if there is none.
         origin: when the last attempt that recorded its time began. The time of later ones, which were refused or killed
             before their first record, counts as down.
         elapsed: how long it ran, as far as recorded.
@@ -30,6 +31,7 @@ class History:
     head: str = START
     attempts: int = 0
     reached: int = 0
+    saved: int = -1
     origin: Origin | None = None
     elapsed: float = 0.0
     events: list[Record] = field(default_factory=list)
@@ -73,6 +75,8 @@ class History:
                 record = parsed(file, number + 1, line)
                 if is_event and "event" in record:
                     self.events.append(record)
+                    if record["event"] == "checkpoint":
+                        self.saved = max(self.saved, record["step"])
                 elif "step" in record:
                     self.reached = max(self.reached, record["step"] + 1)
                 if "at" in record:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.foreign import parse_json, read_plain
+from holdfast.run.layout import RunFolder
 from holdfast.versioned import Count, problem_with
 
 __all__ = ["Investigation", "keep_investigation", "read_investigations"]
 
-FOLDER = "investigations"
 _NAME = re.compile(r"(blame|proof)-(\d{8,})\.json")
 
 
@@ -69,7 +69,7 @@ def keep_investigation(folder: Path, kind: str, step: int, result: dict[str, Any
 
     if dist.is_available() and dist.is_initialized() and dist.get_rank():
         return
-    place = folder / FOLDER
+    place = RunFolder(folder).investigations
     path = place / f"{kind}-{step:08d}.json"
     temporary = place / f".{path.name}.tmp"
     try:
@@ -83,7 +83,7 @@ def keep_investigation(folder: Path, kind: str, step: int, result: dict[str, Any
 def read_investigations(folder: Path) -> list[Investigation]:
     """Return every answer in a run's folder, by step; files that cannot be read are left out."""
     found = []
-    for path in sorted((folder / FOLDER).glob("*.json")):
+    for path in sorted(RunFolder(folder).investigations.glob("*.json")):
         name = _NAME.fullmatch(path.name)
         try:
             result = parse_json(read_plain(path, within=folder)) if name else None

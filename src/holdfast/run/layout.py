@@ -108,6 +108,11 @@ class RunFolder:
         return self.root / "stalls"
 
     @property
+    def investigations(self) -> Path:
+        """The folder of what blame and proof found."""
+        return self.root / "investigations"
+
+    @property
     def paused(self) -> Path:
         """The file that exists while the run is paused; deleting it lets the run continue."""
         return self.root / "PAUSED"
