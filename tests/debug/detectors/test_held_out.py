@@ -170,3 +170,18 @@ def test_a_held_out_loss_that_climbs_for_half_of_the_run_overfits_though_the_ans
         "dev_accuracy": np.concatenate((np.linspace(0.83, 0.898, 11), np.linspace(0.898, 0.891, 11))),
     }
     assert verdict(tmp_path, columns) is Verdict.UNHEALTHY
+
+
+@pytest.mark.parametrize(("count", "rise", "expected"), [(200, 0.4, ["overfitting"]), (200, 0.1, []), (15, 0.4, [])])
+def test_a_lasting_rise_is_compared_with_the_best_and_not_with_the_loss_of_an_untrained_model(
+    tmp_path: Path, count: int, rise: float, expected: list[str]
+) -> None:
+    progress = np.arange(count) / count
+    untrained = 40.0 * np.exp(-np.arange(count))
+    columns = {
+        "train_loss": untrained + falling(count, 2.0, 0.02, seed=1, noise=0.001),
+        "val_loss": untrained + 0.5 * (1.0 + rise * np.sqrt(progress)) + line(count, 0.0, 0.0, noise=0.005),
+    }
+    verdict(tmp_path, columns)
+    findings = DEBUGGER.debug(tmp_path / "history.csv").runs[0].findings
+    assert [finding.detection.failure.name for finding in findings] == expected

@@ -34,8 +34,10 @@ class OverfittingDetector(BaseDetector):
     """The same for a held-out perplexity: a factor of two is 0.7 nats per word, whatever the loss is summed over."""
     minimum_given_up: float = 0.1
     """The same rise as a fraction of how far the held-out loss had fallen: a wiggle after a long descent does not
-    count. If it rose by ``critical_rise``, since its first tenth: the first evaluations are those of an untrained
-    model."""
+    count. If it rose by ``critical_rise``, or its last tenth is above its best tenth by ``lasting_rise``, since its
+    first tenth: the first evaluations are those of an untrained model."""
+    lasting_rise: float = 0.2
+    """Minimum rise of the median of the last tenth of many evaluations above that of the best tenth for that."""
     minimum_evaluations: int = 3
     """Minimum number of evaluations after the best that must agree."""
     noises: float = 2.0
@@ -273,10 +275,11 @@ class OverfittingDetector(BaseDetector):
         climbing = float(np.median(after[-third:])) >= float(np.median(after[:third]))
         clear = bool((after[-self.minimum_evaluations :] > best * (1 + self.minimum_rise / 2)).all())
         ruined = end > best * (1 + self.critical_rise)
-        start = float(np.median(values[: max(1, len(values) // TENTH)]) if ruined else values[0])
+        lasting = self._turns_by_level(values, self.lasting_rise) and len(values) >= 2 * TENTH
+        start = float(np.median(values[: max(1, len(values) // TENTH)]) if ruined or lasting else values[0])
         # The lowest of n noisy evaluations is below their level by chance, by about sqrt(2 ln n) times their noise. A
         # ruined loss shows in the medians of its tenths, however noisy it is.
-        ruined = ruined and self._turns_by_level(values)
+        ruined = ruined and self._turns_by_level(values, self.minimum_rise)
         luck = 0.0 if ruined else float(np.sqrt(2.0 * np.log(len(values))))
         least = max(self.minimum_rise * best, (self.noises + luck) * noise, self.minimum_given_up * (start - best))
         return climbing and clear and end - best >= least and not self._swung_before(values, best_at, end)
@@ -288,10 +291,10 @@ class OverfittingDetector(BaseDetector):
         between = [values[i + 1 : j] for i, j in pairwise(bests.tolist())]
         return any(len(away) >= least and float(away.max()) >= end for away in between if len(away))
 
-    def _turns_by_level(self, values: np.ndarray) -> bool:
+    def _turns_by_level(self, values: np.ndarray, rise: float) -> bool:
         """Return whether the last tenth of many evaluations is above the best tenth as well; too few have no tenths."""
         levels = [float(np.median(part)) for part in np.array_split(values, TENTH)] if len(values) >= 2 * TENTH else []
-        return not levels or levels[-1] >= (1 + self.minimum_rise) * min(levels)
+        return not levels or levels[-1] >= (1 + rise) * min(levels)
 
     def _training_fell(self, training: Sequence[Signal], turn: float, end: float) -> float | None:
         """Return how far the training loss kept falling after the turn, or None if it did not."""
