@@ -152,3 +152,16 @@ def test_a_number_of_epochs_in_a_sentence_is_no_place(tmp_path: Path) -> None:
     (run,) = runs_of(tmp_path, "job.out", text)
     (loss,) = (signal for signal in run.signals if signal.name == "loss")
     assert loss.steps.tolist() == list(range(24))
+
+
+@pytest.mark.parametrize("name", ["Return", "Test reward", "loss"])
+@pytest.mark.parametrize(
+    "row", ["Num steps: {n}    {name}: {value}   Time: 0:00:15", "Num steps: {n}, {name}: {value}"]
+)
+def test_a_count_of_steps_before_what_was_measured_is_its_place(tmp_path: Path, row: str, name: str) -> None:
+    lines = ["Num steps: 2000000, Eval interval: 10000\n"]
+    lines += [row.format(n=10_000 * n, name=name, value=loss) + "\n" for n, loss in enumerate(LOSSES)]
+    (run,) = runs_of(tmp_path, "training.log", "".join(lines))
+    (series,) = (signal for signal in run.signals if signal.name == name)
+    assert series.values.tolist() == LOSSES
+    assert series.steps.tolist() == [10_000.0 * n for n in range(24)]

@@ -62,6 +62,12 @@ _HEAD_UNIT = re.compile(
     r"(?:iteration|iter|step|epoch|batch|update|episode|game)s?\b(?=\s*[,:;|])",
     re.IGNORECASE,
 )
+# A count of steps before what was measured then: "Num steps: 10000    Return: 204.3". On its own it is a total.
+_STEPS_SO_FAR = re.compile(
+    r"^[ \x1f]*(?:num|number of|total)[ _](?:env[ _])?(?:time)?steps[ ]?[:=][ ]?(\d[\d,]{0,15})(?=[ \x1f,;|]+"
+    r"(?:[a-z]+[ _]){0,2}(?:return|reward|score|loss)s?[ ]?[:=])",
+    re.IGNORECASE,
+)
 _CLOCKED = re.compile(r"^\s*\[(\d+) \| [\d.]+\]")
 # The step between a loss and its value: "Train loss 12 0.523", "Validation loss 1000: 0.345".
 _AMID = re.compile(
@@ -141,6 +147,8 @@ def find_place(text: str) -> Place:
         return Place(float(rounds.group(1)), epoch, None, text[rounds.end() :])
     if not found and (amid := _AMID.search(text)):
         return Place(float(amid.group(2)), None, None, f"{text[: amid.end(1)]} {text[amid.end() :]}")
-    if not found and (other := _HEAD_UNIT.match(text) or _BEFORE_UNIT.search(text) or _OTHER.search(text)):
+    if not found and (
+        other := _HEAD_UNIT.match(text) or _STEPS_SO_FAR.match(text) or _BEFORE_UNIT.search(text) or _OTHER.search(text)
+    ):
         return Place(to_scaled(other.group(1)), None, None, text[: other.start()] + GAP + text[other.end() :])
     return Place(None, epoch, None, text)
