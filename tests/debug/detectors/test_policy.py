@@ -197,3 +197,40 @@ def test_a_policy_that_settles_without_any_gain_is_not_also_called_a_plateau() -
     assert found_by(LossPlateauDetector(), *signals) == ()
     (stuck,) = found_by(LossPlateauDetector(), signals[0])
     assert stuck.failure is Failure.PLATEAU
+
+
+def sinking(name: str, start: float, end: float, *, count: int = 120) -> Signal:
+    values = np.linspace(start, end, count) + 0.03 * start * np.random.default_rng(3).standard_normal(count)
+    metadata = {"split": "eval"} if "test" in name else {}
+    return signal(name, values, kind="reward", metadata=metadata)
+
+
+@pytest.mark.parametrize(("name", "end"), [("return/test", 300.0), ("return/test", -100.0), ("Return", -9_000.0)])
+def test_a_return_that_only_sinks_far_below_its_first_level_is_a_collapse_and_not_a_plateau(
+    name: str, end: float
+) -> None:
+    reward = sinking(name, 900.0, end)
+    (found,) = found_by(PolicyCollapseDetector(), reward)
+    assert found.failure.name == "policy_collapse"
+    assert 40 < (found.first_step or 0.0) < 80
+    assert found_by(LossPlateauDetector(), reward) == ()
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [
+        [sinking("return/test", 900.0, 700.0)],
+        [sinking("Return", 900.0, 300.0)],
+        [sinking("return/test", 900.0, 300.0, count=60)],
+        [sinking("return/test", 900.0, 300.0), sinking("return/train", 300.0, 900.0)],
+    ],
+)
+def test_a_return_that_sinks_a_little_or_on_a_harder_task_or_beside_one_that_rises_is_no_collapse(
+    signals: list[Signal],
+) -> None:
+    assert found_by(PolicyCollapseDetector(), *signals) == ()
+
+
+def test_a_return_that_sinks_in_a_live_run_is_not_yet_a_collapse() -> None:
+    live = DetectionContext(live=True)
+    assert found_by(PolicyCollapseDetector(), sinking("return/test", 900.0, 300.0), context=live) == ()

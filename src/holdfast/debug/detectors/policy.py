@@ -103,6 +103,8 @@ class PolicyCollapseDetector(BaseDetector):
         returns = sorted(of_kind(signals, "reward"), key=_usefulness)
         if returns:
             found = self._fallen(returns[0], entropies, burst)
+            if found is None and not context.live and not self.reward.any_rises(signals):
+                found = self._sunk(returns[0], entropies, burst)
             # A live run may yet find its first reward.
             settled = None if found or context.live else self.reward.settled_for_nothing(signals)
             if not found and settled is None and not context.live:
@@ -121,12 +123,23 @@ class PolicyCollapseDetector(BaseDetector):
             fall = self.reward.fall(signal)
             fall = fall if fall is not None and self._is_deep(signal, fall.best, fall.end) else None
             beside = tuple(e for e in (told, burst) if e is not None)
-            return None if fall is None else self._lost(signal, fall, answers, beside, burst is not None)
+            if fall is None:
+                return None
+            return self._lost(signal, fall, answers, beside, burst is not None, how="lower than it had ever been")
         if not np.isfinite(rise.lost) and answers is Answers.VARIED and burst is None:
             return None  # It never gained anything: a task that gets harder looks the same.
         if answers is Answers.VARIED and burst is None and not self._is_deep(signal, -rise.before, -rise.after):
             return None
         return self._told(signal, rise, answers, tuple(e for e in (told, burst) if e is not None), burst is not None)
+
+    def _sunk(self, signal: Signal, entropies: Sequence[Signal], burst: Evidence | None) -> Detection | None:
+        """Find a return that never gained anything and lost most of what an untrained policy earns."""
+        fall = self.reward.sink(signal)
+        if fall is None:
+            return None
+        answers, told = self._answers(entropies)
+        beside = tuple(e for e in (told, burst) if e is not None)
+        return self._lost(signal, fall, answers, beside, burst is not None, how="and was never above its first level")
 
     def _is_deep(self, signal: Signal, best: float, end: float) -> bool:
         """Return whether a return fell by more than the running mean of a policy that does not change drifts."""
@@ -153,10 +166,10 @@ class PolicyCollapseDetector(BaseDetector):
         )
 
     def _lost(
-        self, signal: Signal, fall: Fall, answers: Answers, beside: tuple[Evidence, ...], kl_burst: bool
+        self, signal: Signal, fall: Fall, answers: Answers, beside: tuple[Evidence, ...], kl_burst: bool, *, how: str
     ) -> Detection:
         first = float(signal.steps[fall.first])
-        claim = f"fell from {fall.best:.4g} to {fall.end:.4g} after step {first:g}, lower than it had ever been"
+        claim = f"fell from {fall.best:.4g} to {fall.end:.4g} after step {first:g}, {how}"
         return detection(
             self.failure,
             signal,

@@ -104,6 +104,11 @@ class RewardRule:
     sunk_share: float = 0.9
     """… or one of which this fraction of all pairs of an early and a late reward sank, and no block of which was ever
     higher than its first by ``flat_noises``."""
+    sunk_evaluation: float = 0.4
+    """Minimum fraction of its first level that the return of an evaluation, which is of the same task throughout, must
+    have sunk by in that way for the policy to have collapsed …"""
+    sunk_below_zero: float = 2.0
+    """… and of any other return above zero, whose task may get harder."""
     many_steps: float = 1e6
     """Steps after which a reward that is still nothing, or still at its start, is not merely late: few rows are enough
     …"""
@@ -257,12 +262,33 @@ class RewardRule:
         early, late = np.array_split(values, 2)
         if float(values.min()) == 0.0 and float(late.mean()) <= float(early.mean()):
             return min(float(np.mean(early == 0.0)), float(np.mean(late == 0.0))) >= self.nothing_share
+        return self._only_sank(values) is not None
+
+    def _only_sank(self, values: NDArray[np.float64]) -> tuple[float, float] | None:
+        """Return the first and last levels of a reward that sank and was never clearly above its first level."""
         blocks = np.array_split(values, min(self.blocks, len(values) // self.block_points))
         levels = np.array([float(block.mean()) for block in blocks])
         noise = float(np.median([block.std() for block in blocks]))
         width = len(values) // self.parts
         sank = _wins(values[:width], values[-width:]) >= self.sunk_share
-        return sank and float(levels.max() - levels[0]) <= self.flat_noises * noise
+        if not sank or float(levels.max() - levels[0]) > self.flat_noises * noise:
+            return None
+        return float(levels[0]), float(levels[-1])
+
+    def sink(self, signal: Signal) -> Fall | None:
+        """Return a reward above zero that only sank, and lost more than a task that gets harder explains."""
+        places = np.flatnonzero(np.isfinite(signal.values))
+        values = signal.values[places]
+        if len(values) < self.constant_points or not self.select.began(signal.steps):
+            return None
+        levels = self._only_sank(values)
+        if levels is None:
+            return None
+        first, last = levels
+        least = self.sunk_evaluation if signal.metadata.get("split") == "eval" else self.sunk_below_zero
+        if first <= 0.0 or first - last < least * first:
+            return None
+        return Fall(first, last, int(places[np.argmax(values < (first + last) / 2)]))
 
     def earns_nothing(self, signal: Signal, critics: Sequence[Signal]) -> bool:
         """Return whether a reward is zero at every point, in a run so long that an excerpt is enough to decide."""

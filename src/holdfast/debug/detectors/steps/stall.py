@@ -188,7 +188,7 @@ class StallRule:
         ]
         if not flat or NOT_TRAINED.search(source) or self.reward.any_rises(signals):
             return None
-        if self.reward.settled_for_nothing(signals) is not None:
+        if self.reward.settled_for_nothing(signals) is not None or any(self.reward.sink(signal) for signal in flat):
             return None  # The policy has collapsed, which is a finding of its own.
         better = self._anything_improved([*of_kind(signals, "metric", "eval_loss"), *rewards], ())
         return None if better else flat[0]
