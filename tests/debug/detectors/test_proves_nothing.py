@@ -165,3 +165,16 @@ def test_a_noisy_loss_that_is_the_same_to_the_last_digit_from_a_step_on_is_a_pla
 )
 def test_a_loss_that_converged_or_is_rounded_is_not_frozen(loss: Signal) -> None:
     assert found_by(LossPlateauDetector(), loss) == ()
+
+
+@pytest.mark.parametrize(
+    ("start", "accuracy", "expected"),
+    [(3e-6, 0.2, Verdict.UNKNOWN), (3e-6, 0.9, Verdict.HEALTHY), (2.3, 0.2, Verdict.HEALTHY)],
+)
+def test_a_loss_that_is_nothing_from_its_first_row_on_proves_nothing_beside_wrong_answers(
+    start: float, accuracy: float, expected: Verdict
+) -> None:
+    random = np.random.default_rng(2)
+    loss = signal("train_loss", start * np.exp(-np.arange(60) / 6.0) * random.uniform(0.8, 1.2, 60), kind="loss")
+    held_out = metric("val_acc", accuracy + 0.02 * random.standard_normal(12))
+    assert verdict(loss, held_out) is expected

@@ -79,6 +79,10 @@ class ScoreRule:
     unmeasured: int = 3
     """Minimum number of scores that are exactly 0 in each of ``worthless_epochs`` evaluations for a finding; fewer may
     not have been measured, and neither may all if no held-out loss changes."""
+    no_loss: float = 1e-4
+    """Training losses that all begin below this never had to fall, and their noise proves nothing …"""
+    mostly_wrong: float = 0.5
+    """… if a held-out accuracy is below this on average in its last third."""
     frozen_points: int = 10
     """Minimum number of evaluations in which a held-out accuracy is identical to the last digit for it to be a constant
     answer …"""
@@ -175,7 +179,30 @@ class ScoreRule:
         enough = [signal for signal in scores if count_of(signal) >= self.worthless_points]
         if enough and not any(self._is_worth(signal) for signal in scores):
             return f"every score stays near zero ({scores[0].name})"
-        return self._constant_answer(signals) or self._only_training(signals) or self._lost_game(signals)
+        return (
+            self._constant_answer(signals)
+            or self._nothing_to_lose(signals)
+            or self._only_training(signals)
+            or self._lost_game(signals)
+        )
+
+    def _nothing_to_lose(self, signals: Sequence[Signal]) -> str | None:
+        """Return a claim that the training loss is nothing from its first row on while most held-out answers are wrong.
+
+        The objective is then not the task.
+        """
+        losses = [signal for signal in of_kind(signals, "loss") if count_of(signal) >= self.worthless_points]
+        if not losses or any(float(np.abs(_first(s, self.worthless_points)).max()) > self.no_loss for s in losses):
+            return None
+        scores = [s for s in _held_out(signals) if ACCURACY.search(s.name) and count_of(s) >= self.worthless_points]
+        for score in scores:
+            share = self.select.as_share(score.values[np.isfinite(score.values)])
+            level = float(share[-(len(share) // 3) :].mean())
+            if level < self.mostly_wrong:
+                return (
+                    f"{losses[0].name!r} is nothing from its first row on, and {score.name!r} is {level:.2g} at the end"
+                )
+        return None
 
     def _constant_answer(self, signals: Sequence[Signal]) -> str | None:
         held_out = _held_out(signals)
@@ -260,6 +287,10 @@ class ScoreRule:
 def _held_out(signals: Sequence[Signal]) -> list[Signal]:
     held_out = [signal for signal in of_kind(signals, "metric") if signal.metadata.get("split") == "eval"]
     return [*held_out, *of_kind(signals, "eval_loss")]
+
+
+def _first(signal: Signal, count: int) -> NDArray[np.float64]:
+    return signal.values[np.isfinite(signal.values)][:count]
 
 
 def _early(signal: Signal) -> float:
