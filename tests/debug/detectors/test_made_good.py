@@ -110,3 +110,24 @@ def test_a_jump_that_is_not_made_good_is_blamed_where_two_models_are_trained_aga
         LossSpikeDetector(), signal("loss_total", loss, kind="loss"), signal("d_loss", 0.01 * loss, kind="loss")
     )
     assert found.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("count", "peak", "severity"),
+    [(100_000, 1.2, Severity.INFO), (100_000, 2.5, Severity.WARNING), (10_000, 1.2, Severity.WARNING)],
+)
+def test_a_few_batches_of_very_many_that_are_far_below_the_start_and_leave_no_trace_are_told_not_blamed(
+    count: int, peak: float, severity: Severity
+) -> None:
+    loss = falling_loss(count, start=3.0, end=0.25, noise=0.01)
+    at = 9 * count // 10
+    loss[at : at + 4] = peak
+    (found,) = found_by(LossSpikeDetector(), signal("loss", loss, kind="loss"))
+    assert found.severity is severity
+
+
+def test_such_batches_are_blamed_while_the_run_is_live() -> None:
+    loss = falling_loss(100_000, start=3.0, end=0.25, noise=0.01)
+    loss[90_000:90_004] = 1.2
+    (found,) = found_by(LossSpikeDetector(), signal("loss", loss, kind="loss"), context=DetectionContext(live=True))
+    assert found.severity is Severity.WARNING

@@ -85,6 +85,10 @@ class LossSpikeDetector(BaseDetector):
     first point, as losses of small batches near zero do …"""
     tiny_points: float = 0.01
     """The fraction of the run's points for that."""
+    fleeting: float = 1e-4
+    """… or took at most this fraction of the run's points, whatever their ratio, …"""
+    fleeting_peak: float = 0.5
+    """… and stayed below this fraction of the level at which the run began …"""
     brief_end: float = 1.1
     """… and after which the run ends below this many times that level are information only: they left no trace."""
     slow: float = 0.1
@@ -163,7 +167,9 @@ class LossSpikeDetector(BaseDetector):
         share = sum(jump.points for jump in jumps) / shape.count
         tiny = share <= self.tiny_points and worst.height < self.tiny * (float(shape.values[0]) - worst.before)
         few = share <= self.brief or (not live and sum(jump.points for jump in jumps) <= self.single)
-        brief = tiny or (few and worst.ratio < self.brief_ratio)
+        peak = max(jump.peak for jump in jumps)
+        fleeting = not live and share <= self.fleeting and peak < self.fleeting_peak * shape.start
+        brief = tiny or fleeting or (few and worst.ratio < self.brief_ratio)
         if any(jump.points >= self.slow * shape.count and jump.peak > self.mild * shape.start for jump in jumps):
             return False
         left = max(self.forgotten, self.brief_end if brief else 0.0)
