@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -79,17 +80,16 @@ class Measured(NamedTuple):
 
 _PLAIN = {torch.Tensor}
 _ON_HOST = {float}
+# What every step calls is written without functions of its own, list comprehensions included: with cold caches, each
+# costs more than its own time (``bench/run.py``).
+_grad_of, _is_on_cpu, _item_of = attrgetter("grad"), attrgetter("is_cpu"), methodcaller("item")
 
 NOTHING = Measured()
 """The measurements of a step in which no optimizer stepped."""
 
 
-class _Taken(NamedTuple):
-    """The measurements of one optimizer's step: norms as tensors, or as floats if they were on the host."""
-
-    norms: list[Any]
-    layers: list[str]
-    weights: list[Any]
+_Taken = tuple[list[Any], list[str], list[Any]]
+"""The measurements of one optimizer's step: norms (tensors, or floats if they were on the host), layers, weights."""
 
 
 class Gauge:
@@ -178,7 +178,8 @@ class Gauge:
         self._stepped = True
         if self._ahead and id(optimizer) in self._ahead:
             self._ahead.discard(id(optimizer))
-        elif not _has_closure(arguments, options):
+        # Torch's own profiling wrapper passes the optimizer itself as the first argument.
+        elif options.get("closure") is None and not (arguments and callable(arguments[-1])):
             self._measure(optimizer)
         else:  # the closure computes the gradients inside the step
             handle = optimizer.register_step_post_hook(lambda *_: self._after_closure(optimizer, handle))
@@ -221,14 +222,18 @@ class Gauge:
         layers = self.wants_layers()
         if not layers and (self._is_told or not self._grad_norm):
             return
-        owners = [parameter for group in groups for parameter in group["params"]]
-        norms = self._norms_of_all([parameter.grad for parameter in owners])
+        owners: list[Any] = []
+        for group in groups:
+            owners += group["params"]
+        norms = self._norms_of_all([*map(_grad_of, owners)])
         if norms is None:
             owners = [owner for owner in owners if owner.grad is not None and not owner.grad.is_sparse]
             norms = _norms([owner.grad for owner in owners])
-        if norms:
-            names = [self._names.get(id(parameter), "?") for parameter in owners] if layers else []
-            self._taken[id(optimizer)] = _Taken(norms, names, _norms(owners) if layers else [])
+        if norms and layers:
+            names = [self._names.get(id(parameter), "?") for parameter in owners]
+            self._taken[id(optimizer)] = (norms, names, _norms(owners))
+        elif norms:
+            self._taken[id(optimizer)] = (norms, [], [])
 
     def _norms_of_all(self, grads: list[Any]) -> list[Any] | None:
         """Return the norms of ordinary gradients, with as few checks per step as possible; None for unusual ones."""
@@ -240,8 +245,7 @@ class Gauge:
             self._are_sparse = True
             return None
         # Read while they are in the processor's cache: a step later each read would be a cache miss.
-        found: list[Any] = [norm.item() for norm in norms if norm.is_cpu]
-        return found if len(found) == len(norms) else list(norms)
+        return [*map(_item_of, norms)] if all(map(_is_on_cpu, norms)) else list(norms)
 
     def take(self) -> Measured:
         """Return what was measured since the last call."""
@@ -254,15 +258,10 @@ class Gauge:
         if not self._taken:
             return Measured(rate=rate, unclipped=unclipped)
         (norms, layers, weights), *others = self._taken.values()
-        for taken in others:
-            norms, layers, weights = norms + taken.norms, layers + taken.layers, weights + taken.weights
+        for more_norms, more_layers, more_weights in others:
+            norms, layers, weights = norms + more_norms, layers + more_layers, weights + more_weights
         self._taken = {}
-        return Measured(_together(norms), _together(weights), tuple(layers), rate, unclipped)
-
-
-def _has_closure(arguments: Any, options: Any) -> bool:
-    # Torch's own profiling wrapper passes the optimizer itself as the first argument.
-    return options.get("closure") is not None or (bool(arguments) and callable(arguments[-1]))
+        return Measured(_together(norms), _together(weights) if weights else None, tuple(layers), rate, unclipped)
 
 
 def _norms(tensors: list[torch.Tensor]) -> list[Any]:

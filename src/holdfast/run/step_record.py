@@ -112,7 +112,7 @@ class StepRecord:
             numbers["loss"] = given["loss"]
         norms: list[float] = []
         if measured.norms is not None:
-            norms = on_host(measured.norms)
+            norms = measured.norms if type(measured.norms) is list else on_host(measured.norms)
             numbers["grad_norm"] = total = total_norm(norms)
             if measured.unclipped is not None:
                 (numbers["grad_norm"],) = unclipped = on_host(measured.unclipped)
