@@ -208,7 +208,7 @@ def test_a_planner_that_looks_for_its_own_keys_adds_none_to_the_state(tmp_path: 
     saved = {"x": random_bits(5, seed=1), "more": {"y": random_bits(3, seed=2)}}
     save(saved, tmp_path / "c")
     state: dict[str, Any] = {}
-    planner = _EmptyStateDictLoadPlanner(keys={"x"})
+    planner = _EmptyStateDictLoadPlanner(keys={"x"})  # type: ignore[no-untyped-call]
     checkpoint.load(state, tmp_path / "c", planner=planner, warn_not_loaded=False)
     assert state == {}
     assert_same({"x": planner.state_dict["x"]}, {"x": saved["x"]})
