@@ -89,7 +89,7 @@ def opened(kind: str, folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     options = arguments(__doc__ or "", parts=list(FORMATS))
-    count, rounds = (QUICK_FILES, 1) if options.quick else (FILES, 3)
+    count, rounds = (QUICK_FILES, 1) if options.quick else (FILES, 5)
     memory = Path("/dev/shm")
     figures: dict[str, float] = {}
     for kind in options.parts:
