@@ -20,6 +20,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
 from holdfast.checkpoint.budget import BLOCK_BYTES, LoadCancelledError, MemoryBudget
+from holdfast.checkpoint.files import LocalFiles
+from holdfast.checkpoint.workers import MAX_PROBES
 
 # Loads into a transposed destination, so that every byte goes through a buffer, and prints how far the process grew.
 MEASURE = """
@@ -175,18 +177,76 @@ def test_no_more_blocks_are_kept_than_the_limit_has_room_for(limit: int, kept: i
     assert budget._free == []
 
 
+class Cached(LocalFiles):
+    """Files of which the kernel says that they are in memory, or that they are not."""
+
+    def __init__(self, *missing: int, is_cached: bool) -> None:
+        self.probes = 0
+        self._missing = missing
+        self._is_cached = is_cached
+
+    def is_cached(self, descriptor: int, offset: int) -> bool:
+        assert 0 < offset < os.fstat(descriptor).st_size
+        self.probes += 1
+        return self._is_cached and self.probes - 1 not in self._missing
+
+
+def workers_of(tmp_path: Path, layer: LocalFiles, limit: int | None = None, tensors: int = 10) -> int:
+    saved = {f"t{number}": torch.ones(100, 1500) for number in range(tensors)}
+    folder = save(saved, tmp_path / "c", thread_count=10)
+    reader = ParallelFileSystemReader(folder, memory_limit=limit, file_layer=layer)
+    state = {name: torch.zeros_like(value) for name, value in saved.items()}
+    load(state, reader)
+    assert_same(state, saved)
+    assert reader.report is not None
+    return reader.report.workers
+
+
 @pytest.mark.parametrize(("limit", "workers"), [(None, 8), (12 << 20, 3), (4 << 20, 1), (1, 1)])
 @pytest.mark.parametrize("cores", [1, 2])
-def test_the_threads_of_a_load_follow_the_files_and_the_memory_not_the_cores(
+def test_the_threads_of_a_load_from_a_disk_follow_the_files_and_the_memory_not_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, limit: int | None, workers: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    saved = {f"t{number}": torch.ones(100, 1500) for number in range(10)}
-    folder = save(saved, tmp_path / "c", thread_count=10)
-    reader = ParallelFileSystemReader(folder, memory_limit=limit)
-    load({name: torch.zeros_like(value) for name, value in saved.items()}, reader)
-    assert reader.report is not None
-    assert reader.report.workers == workers
+    assert workers_of(tmp_path, Cached(is_cached=False), limit) == workers
+
+
+@pytest.mark.parametrize(("limit", "cores", "workers"), [(None, 1, 1), (None, 3, 3), (None, 64, 8), (12 << 20, 64, 3)])
+def test_files_that_are_in_memory_are_read_by_one_thread_per_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, limit: int | None, workers: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert workers_of(tmp_path, Cached(is_cached=True), limit) == workers
+
+
+@pytest.mark.parametrize("missing", [0, 9])
+def test_one_part_that_is_not_in_memory_makes_a_load_one_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert workers_of(tmp_path, Cached(missing, is_cached=True)) == 8
+
+
+def test_few_parts_of_a_large_checkpoint_are_looked_for_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    layer = Cached(is_cached=True)
+    workers_of(tmp_path, layer, tensors=50)
+    assert 8 < layer.probes <= MAX_PROBES
+
+
+def test_what_was_just_written_is_in_memory_and_what_lies_beyond_the_end_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(bytes(10_000))
+    layer = LocalFiles()
+    descriptor = layer.open(path)
+    try:
+        if not layer.is_cached(descriptor, 5_000):
+            pytest.skip("this file system does not say what is in memory")
+        assert not layer.is_cached(descriptor, 10_000)
+    finally:
+        layer.close(descriptor)
 
 
 def test_a_store_is_read_by_more_threads_than_a_disk(tmp_path: Path) -> None:

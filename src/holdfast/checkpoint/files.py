@@ -19,7 +19,13 @@ from typing import Protocol
 
 import psutil
 
-from holdfast.errors import CheckpointReadError, ConfigError, UnsafeCheckpointError, UnusableCheckpointError
+from holdfast.errors import (
+    CheckpointError,
+    CheckpointReadError,
+    ConfigError,
+    UnsafeCheckpointError,
+    UnusableCheckpointError,
+)
 
 __all__ = [
     "CheckpointFile",
@@ -86,6 +92,13 @@ class LocalFiles:
     def read_into(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
         """Read with one ``preadv``; releases the GIL while the kernel copies."""
         return os.preadv(descriptor, buffers, offset)
+
+    def is_cached(self, descriptor: int, offset: int) -> bool:
+        """Return whether the byte at ``offset`` is in memory, reading nothing from the disk; False if unknown."""
+        try:
+            return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        except OSError:  # it is not, or the file system cannot tell
+            return False
 
     def close(self, descriptor: int) -> None:
         """Close; errors are ignored, as the file was only read."""
@@ -294,6 +307,10 @@ class CheckpointFile:
         self.read_into(memoryview(buffer), offset)
         return buffer
 
+    def is_cached(self, offset: int) -> bool:
+        """Return whether the byte at ``offset`` is known to be in memory."""
+        return isinstance(self._layer, LocalFiles) and self._layer.is_cached(self._descriptor, offset)
+
     def check_unchanged(self) -> None:
         """Raise if the file was written to or replaced since it was opened."""
         try:
@@ -359,6 +376,20 @@ class FileTable:
                 path = contained_path(self._folder, relative, follow_links_out=self._follow_links_out)
                 file = self._open[relative] = CheckpointFile(path, relative, self._layer)
             return file
+
+    def is_cached(self, relative: str, offset: int) -> bool:
+        """Return whether a byte of the file is known to be in memory; False if the file cannot be opened."""
+        if self.remote:
+            return False
+        try:
+            path = contained_path(self._folder, relative, follow_links_out=self._follow_links_out)
+            file = CheckpointFile(path, relative, self._layer)
+        except CheckpointError:  # the load will report it
+            return False
+        try:
+            return file.is_cached(offset)
+        finally:
+            file.close()
 
     def release(self, relative: str) -> None:
         """Mark one chunk of the file as done; after the last one, check that the file has not changed, and close it."""

@@ -316,7 +316,7 @@ class ParallelFileSystemReader(FileSystemReader):
         limit = DEFAULT_MEMORY_LIMIT if self._memory_limit is None else self._memory_limit
         workers = self._num_workers
         if workers is None:
-            workers = default_workers(chunks, self._layer, memory_limit=limit)
+            workers = default_workers(chunks, self._layer, files, memory_limit=limit)
         if workers:  # otherwise the read is cheaper than querying the free memory
             limit = max(1, min(limit, psutil.virtual_memory().available // 2))
         pinned = any(
