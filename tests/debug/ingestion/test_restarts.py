@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.debug import MLSystemsDebugger
@@ -79,6 +79,8 @@ def test_a_summary_of_the_epoch_does_not_take_the_step_back(tmp_path: Path) -> N
     assert {signal.name: len(signal.values) for signal in log.signals} == {"loss": 400, "val loss": 4}
 
 
+@example([5, 5, 6], 0)
+@example([6, 5], 1)
 @given(st.lists(st.integers(5, 40), min_size=1, max_size=5), st.integers(0, 2**16))
 def test_runs_laid_end_to_end_are_divided_exactly(sizes: list[int], seed: int) -> None:
     steps = np.concatenate([np.arange(size, dtype=np.float64) for size in sizes])

@@ -20,6 +20,8 @@ from holdfast.debug.ingestion.reading_rules import RestartRule
 __all__ = ["Counters", "divide_runs"]
 
 Floats = NDArray[np.float64]
+_TURN_OF_NOISE = 3.0**0.5
+"""How much larger the second differences of pure noise are than its first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +140,20 @@ def _level_is_back(rule: RestartRule, level: Floats, begin: int, row: int, follo
     width = max(1, min(rule.level_rows, len(before) // 3))
     first, last = float(np.median(before[:width])), float(np.median(before[-width:]))
     now = float(np.median(after[: max(1, min(width, len(after) // 3))]))
-    noise = float(np.median(np.abs(np.diff(before)))) if len(before) > 3 else 0.0
+    noise = _noise(before)
     if abs(first - last) <= rule.minimum_fall_noises * noise or abs(first - last) <= rule.minimum_fall_share * abs(
         first
     ):
         return None
     return abs(now - first) < abs(now - last)
+
+
+def _noise(values: Floats) -> float:
+    """Return how much a series jumps from row to row, without its trend: that of a short run is all of its jumps."""
+    if len(values) <= 3:
+        return 0.0
+    jumps, turns = np.abs(np.diff(values)), np.abs(np.diff(values, 2))
+    return float(min(np.median(jumps), np.median(turns) / _TURN_OF_NOISE))
 
 
 def _alike(rule: RestartRule, counter: Floats, begin: int, row: int, following: int) -> bool:
