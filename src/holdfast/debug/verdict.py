@@ -102,6 +102,7 @@ class VerdictRule:
             for signal in signals
             if signal.kind in LOSS_LIKE
             and "not_collected" not in signal.metadata
+            and (len(signal.steps) < 2 or float(np.ptp(signal.steps)) > 0.0)  # Results of one place show no progress.
             and (len(signal.values) == 0 or np.isfinite(signal.values[-1]))
         ]
         named = [signal for signal in usable if "unnamed" not in signal.metadata]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.debug.ingestion import samples
 
-from holdfast.debug.ingestion import LogIngestor, RunLog
+from holdfast.debug.ingestion import LogIngestor, RunLog, read_path
 from holdfast.debug.ingestion.detection import default_formats
 from holdfast.debug.ingestion.text_format import TextFormat
 from holdfast.debug.types import Signal
@@ -421,3 +421,18 @@ def test_lines_with_an_objective_that_is_not_read_look_like_training(objective: 
     coverage = read("\n".join(steps + ends)).coverage
     assert coverage is not None
     assert coverage.training_lines >= 200
+
+
+def test_a_loss_after_the_accuracy_of_a_split_is_a_loss_of_that_split(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(
+        "".join(
+            f"[Epoch: {n:02}] Train acc: {0.5 + n / 50:.4f} | loss: {9 / (n + 1):.4f}\n"
+            f"[Epoch: {n:02}] Valid acc: {0.5 + n / 60:.4f} | loss: {12 - n / 10:.4f}\n"
+            for n in range(12)
+        )
+    )
+    (log,) = read_path(path)
+    values = {signal.name.lower(): signal.values for signal in log.signals}
+    assert values["valid loss"].tolist() == [round(12 - n / 10, 4) for n in range(12)]
+    assert values["loss"].tolist() == [round(9 / (n + 1), 4) for n in range(12)]

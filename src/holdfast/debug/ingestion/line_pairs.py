@@ -229,7 +229,7 @@ def find_pairs(text: str, spellings: dict[str, str]) -> Pairs:
     ``spellings`` keeps the first spelling of each name, so that ``Loss`` and ``loss`` are one series.
     """
     fields: dict[str, float | None] = {}
-    covered, telling = 0, False
+    covered, telling, heading = 0, False, ""
     if "and" in text:
         text = _LEFT_OVER.sub(" ", text)
     if GAP in text:
@@ -251,6 +251,11 @@ def find_pairs(text: str, spellings: dict[str, str]) -> Pairs:
         meaning = meaning_of(name)
         if match["sign"] in ("", "-") and (meaning.kind is None or "." in name):
             continue  # "took 5", "Table 3", "GPU - 0": without a separator only a known name counts.
+        if " " in name:
+            heading = _heading(word, heading, spellings)
+        elif heading and meaning.kind in _MEASURED and not _SPLITS & set(word.split("_")):
+            name = f"{heading} {name}"
+            word, meaning = plain(name), meaning_of(name)
         covered += match.end() - match.start()
         telling = telling or meaning.kind in TELLING
         name = spellings.setdefault(word, name)
@@ -264,6 +269,17 @@ def find_pairs(text: str, spellings: dict[str, str]) -> Pairs:
             telling = telling or meaning_of(name).kind in TELLING
             fields[name] = to_scaled(match["number"])
     return Pairs(fields, covered, telling)
+
+
+def _heading(word: str, heading: str, spellings: dict[str, str]) -> str:
+    """Return the split that the names after this one are of: ``Valid acc: 0.8 | loss: 9.4`` has a held-out loss.
+
+    That is only so where another line began with the same metric of the training data: ``Train acc: 0.9 | loss: 3.1``.
+    """
+    split, _, metric = word.partition("_")
+    if split not in EVALUATION_WORDS:
+        return "" if split in _SPLITS else heading
+    return split if {f"train_{metric}", f"training_{metric}"} & spellings.keys() else heading
 
 
 def _is_name(name: str, word: str) -> bool:

@@ -91,7 +91,7 @@ class DoubtRule:
             values = signal.values[np.isfinite(signal.values)]
             if signal.layer is not None or not _ACCURACY.search(signal.name) or len(values) < self.minimum_accuracies:
                 continue
-            late = float(np.median(self.select.as_share(values)[-max(2, len(values) // 3) :]))
+            late = _typical(self.select.as_share(values)[-max(2, len(values) // 3) :])
             held_out = of_kind(signals, "eval_loss") if signal.metadata.get("split") == "eval" else []
             for loss in (held_out or of_kind(signals, "loss"))[:1]:
                 end = float(np.median(loss.values[-max(2, len(loss.values) // 5) :]))
@@ -148,6 +148,12 @@ class DoubtRule:
             return None
         claim = f"{len(silent)} of {len(layers)} layers have a gradient of exactly zero"
         return Doubt(silent[0], claim, {"silent": float(len(silent)), "layers": float(len(layers))})
+
+
+def _typical(shares: Array) -> float:
+    """Return the usual accuracy: that of a single sample is 0 or 1, of which only the mean says something."""
+    single = bool(np.all((shares == 0.0) | (shares == 1.0)))
+    return float(shares.mean() if single else np.median(shares))
 
 
 def _total(rate: Signal) -> float:
