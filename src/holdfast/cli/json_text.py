@@ -1,4 +1,4 @@
-"""The output of ``--json``, which every JSON parser accepts: numbers that are not finite are strings."""
+"""What ``--json`` prints: text that every reader of JSON accepts, numbers that are not finite included."""
 
 from __future__ import annotations
 

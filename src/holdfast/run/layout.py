@@ -109,7 +109,7 @@ class RunFolder:
 
     @property
     def investigations(self) -> Path:
-        """The folder of the results of blame and proof."""
+        """The folder of what blame and proof found."""
         return self.root / "investigations"
 
     @property

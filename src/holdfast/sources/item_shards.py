@@ -118,7 +118,7 @@ def check_offsets(offsets: NDArray[np.int64], *, first: int, last: int, name: st
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Items chosen from several parts.
+    """Some items of some parts.
 
     Attributes:
         parts: the parts.
