@@ -10,6 +10,7 @@ from tests.debug.detectors.series import falling_loss, found_by, signal
 
 from holdfast.debug import MLSystemsDebugger, Verdict
 from holdfast.debug.detectors import GradientExplosionDetector, LossPlateauDetector
+from holdfast.debug.detectors.steps.doubt import DoubtRule
 from holdfast.debug.ingestion.names import meaning_of
 from holdfast.debug.types import DetectionContext, Severity, Signal
 from holdfast.errors import UnreadableLogError
@@ -330,3 +331,24 @@ def test_a_loss_at_the_cost_of_guessing_beside_a_held_out_accuracy_that_agrees_i
     loss = signal("loss", np.linspace(3.046, end, 15), steps=np.arange(1.0, 16.0))
     found = found_by(LossPlateauDetector(), loss, share("val_acc", 100 * shares, steps=loss.steps, split="eval"))
     assert ["21 classes" in seen.evidence[0].claim for seen in found] == [True] * stuck
+
+
+SINGLE = np.random.default_rng(11).random(600)
+UNSURE = 1.9 + 0.4 * np.random.default_rng(12).standard_normal(600)
+
+
+@pytest.mark.parametrize("right", [0.42, 0.48])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_answers_to_single_samples_are_right_more_often_than_by_chance_though_most_are_wrong(
+    right: float, scale: float
+) -> None:
+    answers = scale * (right > SINGLE)
+    signals = [signal("loss", UNSURE), share("train_acc", answers)]
+    assert DoubtRule().chance(signals) is None
+
+
+@pytest.mark.parametrize("right", [0.1, 0.18])
+def test_answers_to_single_samples_that_are_right_by_chance_are_a_guess(right: float) -> None:
+    guess = DoubtRule().chance([signal("loss", UNSURE), share("train_acc", 1.0 * (right > SINGLE))])
+    assert guess is not None
+    assert "7 classes" in guess.guess

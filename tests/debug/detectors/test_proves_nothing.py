@@ -178,3 +178,18 @@ def test_a_loss_that_is_nothing_from_its_first_row_on_proves_nothing_beside_wron
     loss = signal("train_loss", start * np.exp(-np.arange(60) / 6.0) * random.uniform(0.8, 1.2, 60), kind="loss")
     held_out = metric("val_acc", accuracy + 0.02 * random.standard_normal(12))
     assert verdict(loss, held_out) is expected
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        signal("loss", np.linspace(2.0, 0.2, 12), steps=np.full(12, 30.0)),
+        metric("val_acc", np.linspace(0.3, 0.9, 12), steps=np.full(12, 0.0)),
+        signal("episode_reward", np.linspace(-3.0, 9.0, 40), kind="reward", steps=np.full(40, 1e6)),
+    ],
+    ids=lambda results: results.name,
+)
+def test_results_that_all_lie_at_one_step_prove_nothing(results: Signal) -> None:
+    assert verdict(results) is Verdict.UNKNOWN
+    counted = signal(results.name, results.values, kind=results.kind, metadata=dict(results.metadata))
+    assert verdict(counted) is Verdict.HEALTHY
