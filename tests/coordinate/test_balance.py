@@ -31,6 +31,16 @@ def test_a_rank_four_times_slower_gets_a_quarter_of_the_others() -> None:
     assert [round(share * 52) for share in shares] == [16, 16, 16, 4]
 
 
+@pytest.mark.parametrize(
+    ("speed", "total", "sizes"),
+    [([8.0, 7.0, 7.0], 5, [2, 2, 1]), ([4.0, 6.0, 2.0], 11, [4, 6, 1]), ([2.0, 6.0, 9.0, 7.0], 20, [1, 5, 8, 6])],
+)
+def test_each_sample_that_is_left_over_goes_to_the_rank_that_would_finish_first_with_it(
+    speed: list[float], total: int, sizes: list[int]
+) -> None:
+    assert [round(share * total) for share in balanced_shares(speed, total)] == sizes
+
+
 def test_stray_is_how_much_longer_a_step_takes_than_it_must() -> None:
     assert stray([1.0, 1.0], [0.5, 0.5]) == pytest.approx(0.0)
     assert stray([4.0, 4.0, 4.0, 1.0], [0.25] * 4) == pytest.approx(2.25)

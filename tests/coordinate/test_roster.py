@@ -204,3 +204,19 @@ def test_a_worker_that_two_others_saw_silent_is_struck_off_once() -> None:
     assert again == once
     assert (len(again.living), again.next_free()) == (1, FIRST_JOINED)
     assert len(Roster(world=2).without([0, 1, 7, FIRST_JOINED]).living) == 0
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
+def test_a_rank_that_is_added_is_alive_and_ranks_below_it_that_nobody_took_are_free(
+    world: int, rank: int, late: int
+) -> None:
+    expected = Roster().with_rank(rank, world)
+    assert list(expected.living) == list(range(max(world, rank + 1)))
+    joined = expected.with_rank(FIRST_JOINED + late, world)
+    assert list(joined.living) == [*expected.living, FIRST_JOINED + late]
+    taken = []
+    while (free := joined.next_free()) < FIRST_JOINED + late:
+        taken.append(free)
+        joined = joined.with_rank(free, world)
+    assert taken == list(range(FIRST_JOINED, FIRST_JOINED + late))
+    assert (joined.gone, joined.joined) == ((), late + 1)

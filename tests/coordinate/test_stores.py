@@ -145,6 +145,40 @@ def test_an_address_that_leads_nowhere_is_refused(address: str) -> None:
         open_store(address, timeout=1)
 
 
+def test_a_tcp_store_has_an_address_with_and_without_its_scheme() -> None:
+    served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    for scheme in ("", "tcp://"):
+        found = open_store(f"{scheme}127.0.0.1:{served.port}", timeout=10)
+        assert isinstance(found, TorchStore)
+        assert found.add("counter", 2) == (2 if not scheme else 4)
+
+
+def test_a_scheme_that_is_not_known_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ConfigError, match="redis://HOST:PORT, etcd://HOST:PORT"):
+        open_store("memcached://localhost")
+
+
+def test_a_counter_goes_up_and_down_by_what_is_added(server: Server) -> None:
+    store = open_store(server.address)
+    assert [store.add("counter", amount) for amount in (3, 4, 0, -2)] == [3, 7, 7, 5]
+    assert store.get("counter") == b"5"
+    store.close()
+
+
+@pytest.mark.parametrize(("error", "told"), [("first\nsecond", "first"), ("  \n", "RuntimeError")])
+def test_what_a_store_failed_of_is_told_in_one_line(error: str, told: str) -> None:
+    class Fails(TorchStore):
+        def get(self, key: str) -> bytes | None:
+            raise RuntimeError(error)
+
+    client = StoreClient(Fails(dist.HashStore()), prefix="p", timeout=60)  # type: ignore[attr-defined]
+    for _ in range(2):  # and again, without asking
+        with pytest.raises(CoordinatorLost, match=f"the store failed: {told}(?!\n)") as lost:
+            client.get("key")
+        assert "second" not in str(lost.value)
+    client.close()
+
+
 def test_a_server_that_is_no_tcp_store_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.coordinate.stores.address.ANSWER_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
+from tests.coordinate.memory import MemoryStore
 
 from holdfast.coordinate import FolderSink, LeasedChunk, StreamCoordinator
 from holdfast.coordinate.ledger import Ledger
+from holdfast.coordinate.turns import Turns
 from holdfast.errors import CoordinationError
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset
@@ -103,6 +105,14 @@ def test_a_worker_that_could_not_complete_the_job_holds_nobody_up(tmp_path: Path
                 reader.process(work)
         joined = lease(other, folder=tmp_path / "job", sink=sink)
         assert pool.submit(joined.process, work).result(20) == 0
+
+
+def test_a_worker_that_waits_for_its_turn_looks_a_hundred_times_per_ttl_until_the_work_is_done() -> None:
+    store, waited = MemoryStore(), list[float]()
+    first, second = (Turns(store, rank=rank, owner=f"life{rank}", ttl=LATE, wait=waited.append) for rank in range(2))
+    assert first.take(store, "turn", done=lambda: False)
+    assert not second.take(store, "turn", done=lambda: len(waited) == 3)
+    assert waited == [LATE / 100] * 3
 
 
 def test_a_late_sweep_leaves_what_a_newer_generation_writes(tmp_path: Path) -> None:
