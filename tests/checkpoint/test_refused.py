@@ -10,6 +10,7 @@ import io
 import types
 import warnings
 import zoneinfo
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.checkpoint.support import load, save
 from holdfast import checkpoint
 from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
 from holdfast.checkpoint.sequential import read_whole
-from holdfast.errors import UnsafeCheckpointError
+from holdfast.errors import CheckpointWriteError, UnsafeCheckpointError
 
 
 class Outer:
@@ -49,6 +50,24 @@ class Built:
 
     def __reduce__(self) -> Any:
         return Built, (), {"a": 1}, None, None, setattr
+
+
+class Marked(torch.Tensor):
+    """A subclass without anything of its own."""
+
+
+class MarkedParameter(torch.nn.Parameter):
+    """A parameter of a class of the user's."""
+
+
+def marked(*shape: int) -> torch.Tensor:
+    return torch.ones(shape).as_subclass(Marked)
+
+
+def noted(tensor: torch.Tensor, **attributes: Any) -> torch.Tensor:
+    """The tensor with attributes of the user's."""
+    tensor.__dict__.update(attributes)
+    return tensor
 
 
 def nested_list(depth: int) -> list[Any]:
@@ -265,3 +284,53 @@ def test_what_is_refused_beside_a_large_item_is_named_too(tmp_path: Path, parall
     with pytest.raises(UnsafeCheckpointError, match="Outer") as raised:
         load({"o": None, "w": torch.zeros(1000, 1000), "b": None}, ParallelFileSystemReader(folder, parallel=parallel))
     assert raised.value.names == [f"{__name__}.Outer"]
+
+
+TENSORS: dict[str, Callable[[], Any]] = {
+    "top": lambda: marked(4),
+    "large": lambda: marked(300, 1000),
+    "below": lambda: {"list": [torch.ones(2), marked(2)], "dict": {"x": marked(3)}},
+    "in a tuple": lambda: (1, marked(2)),
+    "parameter": lambda: torch.nn.Parameter(marked(2)),
+    "own parameter": lambda: MarkedParameter(torch.ones(2)),
+    "attribute": lambda: noted(torch.ones(2), owner=Outer.Inner()),
+    "attribute of a parameter": lambda: noted(torch.nn.Parameter(torch.ones(2)), owner=Outer.Inner()),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "strided": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "nothing": lambda: marked(0, 3),
+    "mark": lambda: noted(torch.ones(2), tag="a"),
+    "plain": lambda: torch.ones(2, 3).t(),
+    "wide": lambda: torch.ones(300, 1000),
+    "turned": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.randn(3, 5), 0.1, 3, torch.quint8),
+    "sparse": lambda: torch.eye(4).to_sparse(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", TENSORS)
+@pytest.mark.parametrize("most", [1 << 26, 100])
+def test_a_save_names_exactly_the_tensors_that_a_load_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, most: int
+) -> None:
+    monkeypatch.setattr("holdfast.checkpoint.writer.MAX_TRIED_BYTES", most)
+    try:
+        report = checkpoint.save({"x": TENSORS[kind](), "y": torch.ones(2)}, tmp_path / "c", step=1)
+    except CheckpointWriteError:  # what torch cannot store in its format at all
+        return
+    found = verify_checkpoint(tmp_path / "c")
+    assert report.refused == tuple(entry.tensor for entry in found.unsafe)
+    assert found.sound == (not report.refused)
+    assert not found.damaged
+
+
+def test_a_save_warns_of_a_tensor_of_a_class_that_a_load_will_refuse(tmp_path: Path) -> None:
+    state = {"model": [torch.ones(2), marked(2)], "step": 1}
+    with pytest.warns(UserWarning, match=rf"will refuse.*model\.1 \({__name__}\.Marked\)") as caught:
+        report = checkpoint.save(state, tmp_path / "c", step=1)
+    assert len(caught) == 1
+    assert report.refused == ("model.1",)
+    with torch.serialization.safe_globals([Marked]), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert checkpoint.save(state, tmp_path / "c", step=2).refused == ()
+        assert verify_checkpoint(tmp_path / "c").sound

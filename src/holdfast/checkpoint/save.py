@@ -57,7 +57,7 @@ class SaveReport:
         items: stored tensors and objects that this rank wrote.
         bytes: their size in the files.
         removed: older checkpoints that were removed (on the coordinator).
-        refused: keys of objects that this rank wrote and that a load will refuse unless it is told to trust them.
+        refused: keys of what this rank wrote that a load will refuse unless it is told to trust it.
         seconds: how long it took.
     """
 
@@ -388,7 +388,7 @@ def _refusals(refused: dict[str, Refusal]) -> str:
         more = f" and {len(same) - MAX_NAMED_KEYS} more" if len(same) > MAX_NAMED_KEYS else ""
         named.append(f"{', '.join(same[:MAX_NAMED_KEYS])}{more} ({refusal})")
     return (
-        f"the checkpoint is saved, but a load will refuse some of its objects: {'; '.join(named)}. Store plain data, "
+        f"the checkpoint is saved, but a load will refuse some of its items: {'; '.join(named)}. Store plain data, "
         "or when loading allow their classes with torch.serialization.add_safe_globals or pass trusted=True"
     )
 

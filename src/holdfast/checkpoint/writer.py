@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _split_by_size_and_type, _StoragePrefix
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from holdfast.checkpoint.archive import ReadAt
+from holdfast.checkpoint.archive import HEAD_BYTES, ReadAt
 from holdfast.checkpoint.at_once import run_at_once
 from holdfast.checkpoint.data_files import DataFiles, NoTransforms
 from holdfast.checkpoint.files import CheckpointFile, LocalFiles
@@ -40,6 +41,13 @@ __all__ = ["VerifiedWriter"]
 _READ_BYTES = 1 << 20
 MAX_TRIED_BYTES = 64 << 20
 """Objects up to this size are decoded once as a load would, to warn about those that it would refuse."""
+_PLAIN_TENSOR = re.compile(
+    rb"PK.{,80}?\x80\x02ctorch\._utils\n_rebuild_tensor_v[23]\n.{,400}?"
+    rb"ccollections\nOrderedDict\nq.\)Rq.(ctorch\n\w+\nq.)?tq.Rq.\.PK",
+    re.DOTALL,
+)
+"""A description that every load accepts, from its first byte to its last: a plain tensor without attributes or hooks.
+Decoding the descriptions of 5,000 tensors of different shapes instead made saving them a sixth slower."""
 
 
 @dataclass(frozen=True)
@@ -127,19 +135,19 @@ class VerifiedWriter(FileSystemWriter):
             if interrupt is None:
                 raise
             raise interrupt from None
-        tensors = {item.index for item in plan.items if item.tensor_data is not None}
+        tensors = {item.index: item.tensor_data for item in plan.items if item.tensor_data is not None}
         per_file: dict[str, list[WriteResult]] = {}
         for result in results:
             per_file.setdefault(result.storage_data.relative_path, []).append(result)
         digested: list[WriteResult] = []
-        objects = _Objects()
+        refusals = _Refusals()
         for name, written in per_file.items():
             file = CheckpointFile(self._staging.folder / name, name, LocalFiles())
             try:
-                digested += _digest(file, written, tensors, objects)
+                digested += _digest(file, written, tensors, refusals)
             finally:
                 file.close()
-        self.refused = objects.refused
+        self.refused = refusals.found
         self.items = len(digested)
         self.bytes = sum(result.size_in_bytes for result in digested)
         self._written = [self._staging.folder / name for name in per_file]
@@ -212,14 +220,19 @@ class VerifiedWriter(FileSystemWriter):
             ) from error
 
 
-class _Objects:
-    """The objects that a load will refuse; equal small ones are examined once."""
+class _Refusals:
+    """What a load will refuse of what was written; equal small objects are examined once."""
 
     def __init__(self) -> None:
-        self.refused: dict[str, Refusal] = {}
+        self.found: dict[str, Refusal] = {}
         self._known: dict[bytes, Refusal | None] = {}
 
-    def look(self, key: str, read: ReadPart, length: int) -> None:
+    def look_at_tensor(self, key: str, read: ReadPart, length: int) -> None:
+        """Examine a tensor as it was written, unless it is plain."""
+        if _PLAIN_TENSOR.match(read(0, min(HEAD_BYTES, length))) is None:
+            self.look_at_object(key, read, length)
+
+    def look_at_object(self, key: str, read: ReadPart, length: int) -> None:
         """Examine an object as it was written."""
         whole = length <= MAX_TRIED_BYTES
         content = bytes(read(0, length)) if whole else b""
@@ -231,13 +244,16 @@ class _Objects:
         if length <= MAX_CACHED_OBJECT_BYTES:
             self._known[content] = refusal
         if refusal is not None:
-            self.refused[key] = refusal
+            self.found[key] = refusal
 
 
 def _digest(
-    file: CheckpointFile, written: Iterable[WriteResult], tensors: Set[MetadataIndex], objects: _Objects
+    file: CheckpointFile,
+    written: Iterable[WriteResult],
+    tensors: Mapping[MetadataIndex, TensorWriteData],
+    refusals: _Refusals,
 ) -> Iterator[_Digested]:
-    """Compute the digests of what was written to a file, from the file itself, and examine its objects."""
+    """Compute the digests of what was written to a file, from the file itself, and find what a load will refuse."""
     held, held_at = memoryview(b""), 0
     for result in sorted(written, key=lambda result: result.storage_data.offset):
         info = result.storage_data
@@ -249,9 +265,12 @@ def _digest(
             read = memory_reader(held[info.offset - held_at :][: info.length])
         else:
             read = _reader(file, info.offset)
-        if result.index not in tensors:
-            objects.look(result.index.fqn, read, info.length)
-        whole = digest_whole(read, info.length, tensor=result.index in tensors)
+        tensor = tensors.get(result.index)
+        if tensor is None:
+            refusals.look_at_object(result.index.fqn, read, info.length)
+        elif 0 not in tensor.chunk.sizes:  # a load reads nothing of an empty one
+            refusals.look_at_tensor(result.index.fqn, read, info.length)
+        whole = digest_whole(read, info.length, tensor=tensor is not None)
         digest = item_digest(read, info.length, whole=whole)
         yield _Digested(result.index, result.size_in_bytes, info, whole, digest)
 
