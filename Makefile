@@ -8,8 +8,9 @@ BENCH_STAMP := $(VENV)/.installed-bench
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOWEST := .venv-lowest
 LOWEST_CORE := .venv-lowest-core
-# Two workers, each running whole files; tests/conftest.py moves the slowest files to the front.
-EVERYDAY := -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
+# Two workers, each running whole files; tests/conftest.py moves the slowest files to the front. A worker that dies is
+# not replaced: with whole files, pytest-xdist would then wait forever for the tests the dead one had been given.
+EVERYDAY := -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # Tests and examples start hundreds of processes: without cached bytecode, each would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -48,7 +49,7 @@ test: setup
 # The same tests with the lowest versions that pyproject.toml declares, and then, without the extras, the tests that
 # need none: an extra may require a newer version of a package than holdfast does. pip installs torch, as everywhere.
 UV := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(LOWEST)/bin/uv pip install --quiet --resolution lowest-direct
-CORE_TOOLS := 'hypothesis>=6.136' 'pandas>=2.1' 'pytest>=8.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.8' 'scipy>=1.11'
+CORE_TOOLS := 'hypothesis>=6.136' 'pandas>=2.1' 'pytest>=9.0' 'pytest-timeout>=2.3' 'pytest-xdist>=3.8' 'scipy>=1.11'
 CORE_TESTS := tests/order tests/debug tests/cli/test_without_torch.py --ignore tests/debug/signals/test_extractors.py
 test-lowest:
 	test -x $(LOWEST)/bin/uv || $(PYTHON) -m venv $(LOWEST)

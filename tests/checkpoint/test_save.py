@@ -110,10 +110,25 @@ def test_a_background_save_stores_the_state_of_the_moment_it_was_called(tmp_path
     assert_same(load(blank(state(5)), ParallelFileSystemReader(place(tmp_path, 5))), state(5))
 
 
-def test_a_background_save_stores_what_a_save_stores(tmp_path: Path) -> None:
+def quantized_tensor() -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch is about to drop quantized tensors
-        quantized = torch.quantize_per_tensor(torch.arange(6.0), 0.5, 3, torch.qint8)
+        return torch.quantize_per_tensor(torch.arange(6.0), 0.5, 3, torch.qint8)
+
+
+def test_a_save_that_makes_an_object_to_check_it_warns_of_nothing_that_the_user_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's function that rebuilds a quantized tensor warns once per process; every warning is an error here."""
+    monkeypatch.setattr("torch.storage._always_warn_typed_storage_removal", True)
+    values = {"a": deque([quantized_tensor()])}
+    checkpoint.save(values, tmp_path / "c", step=1)
+    loaded: dict[str, Any] = {"a": None}
+    checkpoint.load(loaded, tmp_path / "c")
+    assert torch.equal(loaded["a"][0].int_repr(), values["a"][0].int_repr())
+
+
+def test_a_background_save_stores_what_a_save_stores(tmp_path: Path) -> None:
     tied = torch.nn.Parameter(random_bits(5))
     values: dict[str, Any] = {
         "size": torch.Size([1, 2]),
@@ -121,7 +136,7 @@ def test_a_background_save_stores_what_a_save_stores(tmp_path: Path) -> None:
         "stream": io.BytesIO(b"abc"),
         "array": np.arange(3),
         "imaginary": torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
-        "quantized": quantized,
+        "quantized": quantized_tensor(),
         "expanded": torch.arange(3.0).expand(2, 3),
         "model": {"one": tied, "two": tied},
     }

@@ -49,6 +49,7 @@ def build_object(tree: Any, storage: Callable[[Any], Any]) -> Any:
         RefusedNamesError: it uses names that are not allowed; nothing was made.
         RefusedPickleError: it is too deep or too large, refers to itself, or holds unsupported values.
         DamagedPickleError: it is damaged; for example, a storage is missing.
+        Warning: making it causes a warning, and the program turns warnings into errors.
     """
     if type(tree) in _LEAVES:
         return tree
@@ -56,7 +57,7 @@ def build_object(tree: Any, storage: Callable[[Any], Any]) -> Any:
     builder.check(tree)
     try:
         return builder.make(tree)
-    except (DamagedPickleError, MemoryError):
+    except (DamagedPickleError, MemoryError, Warning):
         raise
     except Exception as error:  # torch's functions and the user's classes may raise anything
         raise RefusedPickleError(f"{type(error).__name__}: {error}") from error

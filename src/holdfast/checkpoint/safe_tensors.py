@@ -80,9 +80,17 @@ def _sparse(layout: Any, data: Any) -> torch.Tensor:
     return torch.sparse_compressed_tensor(compressed, plain, values, size, layout=layout, check_invariants=True)
 
 
-def _quantized(*arguments: Any) -> Any:
-    """Rebuild a quantized tensor; torch does not check its scales and zero points, old torch not even their number."""
-    storage, _, size, _, (scheme, *parameters), *_ = arguments
+def _quantized(
+    storage: Any, offset: Any, size: Any, strides: Any, quantizer: Any, requires_grad: Any, hooks: Any
+) -> torch.Tensor:
+    """Rebuild a quantized tensor; torch does not check its scales and zero points, old torch not even their number.
+
+    Torch's own function asks the storage for its device, which torch itself warns is deprecated.
+    """
+    scheme, *parameters = quantizer
+    kind: dict[str, Any] = {"dtype": storage.dtype, "device": storage._untyped_storage.device}
+    if hooks:
+        raise ValueError("a tensor with hooks")
     if scheme == torch.per_tensor_affine:
         scale, zero_point = parameters
         if type(scale) is not float or type(zero_point) is not int:
@@ -92,14 +100,22 @@ def _quantized(*arguments: Any) -> Any:
             torch.tensor([zero_point], device="cpu"),
             storage.dtype,
         )
-    else:
+        made = torch._empty_affine_quantized(size, scale=scale, zero_point=zero_point, **kind)
+    elif scheme in (torch.per_channel_affine, torch.per_channel_affine_float_qparams):
         scales, zero_points, axis = parameters
         if type(axis) is not int or not 0 <= axis < len(size):
             raise ValueError("a quantized tensor whose channel axis does not exist")
         if not scales.shape == zero_points.shape == (size[axis],):
             raise ValueError("a quantized tensor with too few or too many scales or zero points")
         _check_quantization(scales, zero_points, storage.dtype)
-    return _checked(torch._utils._rebuild_qtensor, 6, None)(*arguments)
+        made = torch._empty_per_channel_affine_quantized(
+            size, scales=scales, zero_points=zero_points, axis=axis, **kind
+        )
+    else:
+        raise ValueError(f"a quantized tensor with scheme {scheme}")
+    made.set_(storage, offset, size, strides)
+    made.requires_grad = requires_grad
+    return made
 
 
 def _check_quantization(scales: torch.Tensor, zero_points: torch.Tensor, dtype: torch.dtype) -> None:
