@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.debug import MLSystemsDebugger, Reporter
+from holdfast.debug import MLSystemsDebugger, Reporter, Verdict
 from holdfast.debug.ingestion import Limits, LogIngestor, read_file
 from holdfast.debug.ingestion.detection import default_formats
 from holdfast.debug.ingestion.log_file import LogFile
@@ -140,6 +141,23 @@ def test_huge_numbers_and_overlong_digits_are_no_traceback(tmp_path: Path) -> No
     lines = [f'{{"step": {n}, "loss": {big if n == 5 else 1e308}}}' for n in range(9)]
     path.write_text("\n".join(lines) + "\n")
     survives(path)
+
+
+LARGE: dict[str, Callable[[int], float]] = {
+    "a jump": lambda n: 3.0 - n / 100 if n < 50 else 1e308,
+    "a ramp": lambda n: 10.0 ** (3.05 * n),
+    "both signs": lambda n: (-1) ** n * 1.5e308,
+    "a fall": lambda n: 1.0 / (n + 1) if n < 60 else -1.7e308,
+}
+
+
+@pytest.mark.parametrize("key", ["loss", "val_loss", "grad_norm", "reward", "lr", "accuracy", "perplexity"])
+@pytest.mark.parametrize("how", LARGE)
+def test_numbers_whose_sums_overflow_fail_no_detector(how: str, key: str) -> None:
+    rows = [{"step": n, "loss": 2 / (n + 1) + 0.3, key: LARGE[how](n)} for n in range(100)]
+    (run,) = DEBUGGER.debug(rows).runs  # NumPy warns of an overflow, and a warning is an error here.
+    assert run.notes == ()
+    assert key != "loss" or run.verdict is not Verdict.HEALTHY
 
 
 @pytest.mark.timeout(100)  # a second or two where nothing backtracks

@@ -20,6 +20,7 @@ from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.log_ingestor import LogIngestor
 from holdfast.debug.ingestion.metric_ingestor import MetricIngestor
 from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.debug.magnitude import bounded
 from holdfast.debug.plugins import load_plugins
 from holdfast.debug.routing import Router
 from holdfast.debug.tuning import ATTRIBUTION, COMPARE, READING, VERDICT, Tuning
@@ -199,19 +200,21 @@ class MLSystemsDebugger:
             last_step=max((float(signal.steps[-1]) for signal in log.signals if len(signal.steps)), default=None),
             source=Path(log.path).stem,
         )
-        results, failed = self._detect(log.signals, context)
-        findings = self._engine.explain(results, log.signals, context)
-        verdict, reason = self._tuning.verdict.judge(findings, log.signals, log.coverage)
+        signals = bounded(log.signals)
+        results, failed = self._detect(signals, context)
+        findings = self._engine.explain(results, signals, context)
+        verdict, reason = self._tuning.verdict.judge(findings, signals, log.coverage)
         if failed and verdict is Verdict.HEALTHY:
             verdict, reason = Verdict.UNKNOWN, Reason(ReasonCode.DETECTOR_FAILED, "a detector failed")
         notes = (*failed, *log.notes, *self._notes)
         return RunReport(
-            log.path, log.format, verdict, findings, log.signals, notes, log.config, reason, log.coverage, log.part
+            log.path, log.format, verdict, findings, signals, notes, log.config, reason, log.coverage, log.part
         )
 
     def ask(self, names: Collection[str], signals: Sequence[Signal]) -> tuple[Finding, ...]:
         """Run only the detectors with these names: a quick check of a live run."""
         context = DetectionContext(live=True)
+        signals = bounded(signals)
         asked = [detector for detector in self._detectors if detector.name in names]
         results = [detector.detect(signals, context) for detector in asked]
         return self._engine.explain(results, signals, context)
