@@ -20,6 +20,7 @@ from holdfast.order import (
     Order,
     Partition,
     RangeBased,
+    RoundRobin,
     Schedule,
     SourceSpec,
     Stratified,
@@ -304,3 +305,21 @@ def test_partitions_by_index_need_one_source_that_does_not_grow() -> None:
         Order([SourceSpec("a", 10, growth=((1, 20),))], partition=HashBased(4))
     with pytest.raises(ConfigError, match="window shuffle cannot be combined"):
         Order([SourceSpec("a", 10, shuffle=WindowShuffle(2))], partition=HashBased(4))
+
+
+def test_keys_are_given_to_a_hash_that_uses_keys_and_to_no_other() -> None:
+    keys = np.arange(40) % 10
+    keyed = HashBased(2, key=keys)
+    stored = parse_partition(keyed.to_json())
+    assert isinstance(stored, HashBased)
+    owners = _owners(keyed, 40, 2).tolist()
+    assert set(owners) == {0, 1}
+    assert _owners(stored.with_values(keys), 40, 2).tolist() == owners
+    with pytest.raises(ConfigError, match="does not use labels or keys"):
+        HashBased(2).with_values(keys)
+
+
+@pytest.mark.parametrize("align_epochs", [False, True])
+def test_whether_a_round_robin_ends_epochs_together_is_stored(align_epochs: bool) -> None:
+    partition = RoundRobin(align_epochs=align_epochs)
+    assert parse_partition(partition.to_json()) == partition

@@ -226,3 +226,13 @@ def test_several_permutations_in_one_pass_are_what_each_is_alone(sizes: list[int
     places = np.array([generator.integers(0, sizes[one]) for one in number], dtype=np.int64)
     alone = [int(permutations[one].forward(np.array([place]))[0]) for one, place in zip(number, places, strict=True)]
     assert forward_each(permutations, number, places).tolist() == alone
+
+
+@pytest.mark.parametrize("key", [b"", b"short", b"k" * 31, b"k" * 33, "text", 7])
+def test_a_key_of_another_size_or_type_is_hashed_first(key: bytes | str | int) -> None:
+    derived = Permutation(1000, derive_key("permutation", key)).forward(np.arange(1000))
+    assert np.array_equal(Permutation(1000, key).forward(np.arange(1000)), derived)
+
+
+def test_a_key_of_32_bytes_is_used_as_it_is() -> None:
+    assert Permutation(1000, b"k" * 32).key == b"k" * 32

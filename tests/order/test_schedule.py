@@ -374,3 +374,20 @@ def test_a_mask_decided_after_a_step_is_gone_where_that_step_is_resized() -> Non
     schedule = Schedule.start(Order([SourceSpec("a", 40)]), world_size=1, global_batch_size=4, epochs=1)
     masked = schedule.masking(2, Skips.of((), {"a": [1]})).masking(5, Skips.of((), {"a": [2]}))
     assert [mask.from_step for mask in masked.resized(3, world_size=2).masks] == [2]
+
+
+def test_another_number_of_epochs_is_adopted_and_the_same_changes_nothing() -> None:
+    order = Order([SourceSpec("a", 12)])
+    schedule = Schedule.start(order, world_size=1, global_batch_size=4, epochs=2)
+    assert schedule.ending(2) is schedule
+    for epochs in (1, 5):
+        assert schedule.ending(epochs).total_steps == epochs * 3
+    assert schedule.ending(None).total_steps is None
+
+
+def test_a_range_of_steps_that_ends_one_step_into_the_next_segment_is_refused() -> None:
+    schedule = Schedule.start(Order([SourceSpec("a", 100)]), world_size=2, global_batch_size=4)
+    schedule = schedule.resized(5, world_size=3, global_batch_size=6)
+    assert len(schedule.positions_in(3, 5, 0)[1]) == 3
+    with pytest.raises(OrderError, match="one segment"):
+        schedule.positions_in(3, 6, 0)

@@ -147,3 +147,7 @@ def test_a_sample_that_is_not_there_is_named() -> None:
         Cycle("a", 5).ordinal_of(0, Indices(np.array([1, 9])))
     with pytest.raises(OrderError, match="epoch=-1"):
         Cycle("a", 5).ordinal_of(-1, Indices(np.array([1])))
+
+
+def test_a_window_shuffle_mixes_eight_shards_unless_told_otherwise() -> None:
+    assert WindowShuffle(20) == WindowShuffle(20, group=8)

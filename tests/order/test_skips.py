@@ -257,3 +257,13 @@ def test_each_epoch_of_a_mixture_with_skipped_samples_is_assigned_once_however_f
     for step in range(401):
         assert schedule.delivered_before(step) >= 0
     assert len(assigned) == 401  # the step's own epoch, and none of those before it
+
+
+def test_samples_that_came_with_later_growth_are_skipped_from_then_on() -> None:
+    order = Order([SourceSpec("a", 4, growth=((1, 6), (3, 9), (4, 11)))])
+    chosen = Skips.of(samples={"a": [0, 5, 8, 10]})
+    kept, total = Kept(order, chosen), 4 + 6 + 6 + 9 + 11 + 11
+    removed = _removed(order, chosen, total)
+    assert len(removed) == 1 + 2 + 2 + 3 + 4 + 4
+    before = [len([other for other in removed if other < position]) for position in range(total)]
+    assert kept.removed_before(Positions(np.arange(total))).tolist() == before
