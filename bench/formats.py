@@ -58,7 +58,7 @@ class Case:
             pass
 
     def read_first(self) -> None:
-        """Read all samples through a stream with nothing decoded before."""
+        """Read all samples through a stream, with nothing decoded yet."""
         self.source.close()
         self.read_ours()
 
@@ -186,7 +186,7 @@ CASES = {
     "array_record": array_record,
     "lance": lance,
 }
-HELD = ("lance",)  # formats that a source decodes as a whole once it was read for a while
+HELD = ("lance",)  # formats that a source decodes as a whole after it was read for a while
 
 
 def checksum_rates() -> dict[str, float]:

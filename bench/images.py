@@ -107,7 +107,7 @@ def processor_seconds() -> float:
 
 
 def counted(run: Callable[[], int], used: list[float]) -> None:
-    """Run a side, and add the processor time it took."""
+    """Run a side and record the processor time that it took."""
     before = processor_seconds()
     run()
     used.append(processor_seconds() - before)

@@ -4,8 +4,8 @@ A web server on loopback, in a process of its own, with latency, failures and a 
 fetches whole files with 8 threads into memory and looks at nothing; ``plain_kept`` also writes them to disk, as
 holdfast does with the blocks it fetches. holdfast reads every sample through a stream: in order, by windows, in a full
 shuffle; ``uncached`` is in order without the cache on disk, ``short`` with sequences of 1,024 tokens, so that there are
-four times as many batches. A window is of four stretches of 16 MiB, and on S3, where there is less, of four files of
-4 MiB. The sides take turns, and every round begins with empty caches. Peers read the same tokens in order, in their own
+four times as many batches. A window has four stretches of 16 MiB or, on S3, where there is less, four files of 4
+MiB. The sides take turns, and every round begins with empty caches. Peers read the same tokens in order, in their own
 format. ``shards`` opens 10,000 Parquet files behind URLs at 50 ms per request: seconds to the first batch, with nothing
 known of them and with what the first opening has kept, beside 128 threads that fetch the end of each file and do
 nothing with it.
@@ -55,9 +55,9 @@ QUICK = ("0ms", "50ms")
 # WebDataset reads a tenth as fast as the others: beside these conditions only, and a part of the files.
 WEBDATASET, WEBDATASET_FILES = ("0ms", "50ms", "200ms"), 2
 SHARDS, QUICK_SHARDS = 10_000, 500
-# A capped row takes as long as its bytes do, whoever reads them.
+# The cap decides how long such a row takes, whatever reads it.
 CAPPED, CAPPED_FILES = "50ms_100MBs", 16
-# Stretches as long as those that a remote source has by default, so many of them in a window.
+# The length of a remote source's stretches by default, and how many of them a window has.
 STRETCH_BYTES, STRETCHES = 16 * 2**20, 4
 
 

@@ -3,8 +3,8 @@
 Overhead is measured with and without a run, alternating: the host's share on steps that do nothing, in CPU seconds of
 the training thread, as the least of many short rounds (other work on the machine only adds), and on steps of 20 ms, by
 the wall clock, as the median difference between blocks of steps that were made one after the other, with its 95%
-interval: of steps that compute all the time and of steps that mostly wait, of programs that tell the norm of their
-gradient and of others. The first steps of a block are left out: the program before it has emptied the caches. The
+interval: for steps that compute all the time and steps that mostly wait, of programs that pass their gradient
+norm and of programs that do not. The first steps of a block are left out: the program before it emptied the caches. The
 ``floor`` beside the latter is a bare hook that measures the same norm with the fastest of torch's kernels (it was
 compared with dot products, and with a thread of its own, which takes longer than the norm), and does nothing else. The
 rules of Lightning's ``SpikeDetection`` (a loss above three times its running mean), OLMo-core's skip-step (mean plus
@@ -122,11 +122,11 @@ def step_ratios(rounds: int, sides: tuple[str, ...], *, waiting: bool, clips: bo
     drawn for it. What slows the machine for longer than a round is in both sides of its difference.
 
     Args:
-        rounds: in which each program makes one block of steps.
+        rounds: their number; each program makes one block of steps per round.
         sides: what is compared with a plain program: ``run``, and ``floor``, which only measures its gradient's norm.
         waiting: most of the step is spent in an empty loop, after which the processor's caches hold neither the
             interpreter nor torch, and any call takes many times as long; else all of it is forward and backward pass.
-        clips: the program clips its gradient, inside a run and outside, and tells the run the norm; else the run
+        clips: the program clips its gradient, inside a run and outside, and passes the norm to the run; else the run
             measures it, which takes one more pass over all gradients.
     """
     size, rows, rest, clock = 256, 64, 0.0, time.perf_counter

@@ -23,7 +23,7 @@ from charts import draw_bars
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT = 3_600.0
-# Whole, each of these takes longer than all others together; ``--whole`` runs them so.
+# In full, each of these takes longer than all the others together; ``--whole`` runs them in full.
 LONG = frozenset(("blame", "coordinate_scale", "trainers"))
 COMPARED = ("torch", "numpy", "pyarrow", "torchdata", "grain", "litdata", "mosaicml-streaming", "webdataset")
 
@@ -215,7 +215,7 @@ def report(outcomes: list[Outcome], *, plots: list[str]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller inputs and fewer rounds")
-    parser.add_argument("--whole", action="store_true", help=f"also the whole of {', '.join(sorted(LONG))}")
+    parser.add_argument("--whole", action="store_true", help=f"run {', '.join(sorted(LONG))} in full too")
     parser.add_argument("--only", nargs="*", default=None, metavar="NAME", help="run these benchmarks only")
     parser.add_argument("--output", type=Path, default=HERE / "RESULTS.md")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds for each benchmark")

@@ -27,7 +27,7 @@ def test_two_ranks_save_one_checkpoint_that_verifies_and_loads(tmp_path: Path) -
         [
             "CheckpointWriteError: the checkpoint could not be saved: 'broken'",
             "ConfigError: keep must be a whole number, 1 or more",
-            "ConfigError: expected a path as text or a Path",
+            "ConfigError: the path must be a str or a Path",
         ]
     ] * 2
     for report, where in zip(found, ("with the result", "at the call"), strict=True):
@@ -35,7 +35,7 @@ def test_two_ranks_save_one_checkpoint_that_verifies_and_loads(tmp_path: Path) -
             ["CheckpointWriteError: the checkpoint could not be saved: 'broken'", where],
             ["CheckpointWriteError: the checkpoint could not be saved: cannot pickle '_thread.lock' object", where],
             ["ConfigError: keep must be a whole number, 1 or more", where],
-            ["ConfigError: expected a path as text or a Path", where],
+            ["ConfigError: the path must be a str or a Path", where],
         ]
         assert report["before"] == 4
     assert [(report["last"], report["stands"]) for report in found] == [([5, 6, 7, 8], 8)] * 2

@@ -101,7 +101,7 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_over(tmp_path: Pat
     with pytest.warns(RuntimeWarning, match="none is left: the run starts over at step 0"):
         train(again, again.run(tmp_path / "run", steps=7))
     (note,) = RunLog(tmp_path / "run").events("start")[-1]["notes"]
-    assert note.startswith("a checkpoint of step 7 was saved")
+    assert note.startswith("a checkpoint was saved at step 7")
     assert again.hash == job.hash
 
 

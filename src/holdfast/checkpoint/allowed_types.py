@@ -33,7 +33,7 @@ Maker = Callable[[tuple[Any, ...], Any], Any]
 
 MAX_DECIMAL_DIGITS = 10_000
 _ALIGNED = 0x80  # NumPy's NPY_ALIGNED_STRUCT
-_NUMPY_DTYPE_VERSIONS = (3, 4)  # what NumPy writes since 1.0, without and with metadata; it reads none beyond
+_NUMPY_DTYPE_VERSIONS = (3, 4)  # written since NumPy 1.0, without and with metadata; NumPy reads no others
 _NUMPY_ARRAY_VERSION = 1
 _NUMPY_CODE = re.compile(r"[biufc](1|2|4|8|16|32)|[SUVa]\d{0,9}|[mM]8|O8?")
 
@@ -223,7 +223,7 @@ def _numpy_dtype(arguments: tuple[Any, ...], state: Any) -> Any:
     version, order, base, names, fields, itemsize, _alignment, flags, *more = state
     _only(int, version)
     if version not in _NUMPY_DTYPE_VERSIONS:
-        raise ValueError(f"a NumPy dtype of version {version}")
+        raise ValueError(f"a NumPy dtype of unknown version {version}")
     if order not in ("<", ">", "|", "="):
         raise ValueError("a NumPy dtype with an unknown byte order")
     metadata = more[0] if more else None
@@ -292,7 +292,7 @@ def _numpy_array(arguments: tuple[Any, ...], state: Any) -> np.ndarray[Any, Any]
     version, shape, dtype, fortran, content = state
     _only(int, version)
     if version != _NUMPY_ARRAY_VERSION:
-        raise ValueError(f"a NumPy array of version {version}")
+        raise ValueError(f"a NumPy array of unknown version {version}")
     return _array(content, dtype, shape, "F" if fortran else "C")
 
 

@@ -1,8 +1,8 @@
-"""Functions that run at once, on threads that an interrupt cannot make anybody wait for.
+"""Functions called at once, on threads that an interrupted caller need not wait for.
 
-Python's own threads and pools share locks with their caller. An interrupt that is raised while the caller holds one
-leaves it locked: the thread never ends, and whoever waits for it waits forever. The threads here share a list, and each
-releases a lock that only its caller waits for.
+Python's own threads and pools share locks with their caller. An interrupt raised while the caller holds one leaves it
+locked: the thread never ends, and anything that waits for it waits forever. The threads here share only a list, and
+each releases a lock that only its caller waits for.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ __all__ = ["run_at_once"]
 
 
 def run_at_once(jobs: Iterable[Callable[[], object]], *, max_threads: int) -> None:
-    """Call functions on several threads, this one included; return when all have ended, or raise the first error.
+    """Call functions on several threads, this one included; return when all are done, or raise the first error.
 
-    After an error no further job begins. If this thread is interrupted, it does not wait for the others.
+    After an error no further job starts. If this thread is interrupted, it does not wait for the others.
 
     Args:
-        jobs: begun in this order.
-        max_threads: how many run at once; fewer if the system allows no more threads.
+        jobs: the functions, started in this order.
+        max_threads: maximum number of threads; fewer are used if the system allows no more.
     """
     left = list(jobs)[::-1]
     errors: list[BaseException] = []
@@ -56,7 +56,7 @@ def run_at_once(jobs: Iterable[Callable[[], object]], *, max_threads: int) -> No
     except Exception as error:
         errors.append(error)
     finally:
-        left.clear()  # nobody needs the rest
+        left.clear()  # the rest is not needed
     for lock in waiting:
         lock.acquire()
     if errors:

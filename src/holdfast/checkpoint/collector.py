@@ -10,14 +10,14 @@ from threading import Lock
 __all__ = ["collector_paused"]
 
 _lock = Lock()
-_pauses: list[bool] = []  # one per pause that has not ended: whether the collector was on before the first of them
+_pauses: list[bool] = []  # one per active pause: whether the collector was on before the first of them
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: scanning a million new records over and over would take half of the time.
+    """Pause the garbage collector, which would take half of the time by scanning a million new records repeatedly.
 
-    Several threads may do so at once: it continues when the last of them has ended.
+    Several threads may pause it at once; it resumes when the last pause ends.
     """
     with _lock:
         _pauses.append(_pauses[0] if _pauses else gc.isenabled())

@@ -50,7 +50,7 @@ _LARGE_BYTES = 256 << 20
 _MAX_PATH_BYTES = 4095
 """Longest path that Linux accepts (``PATH_MAX`` counts the terminating zero)."""
 MAX_NAME_PARTS = 100
-"""How many folders deep a file of a checkpoint may be: resolving a name takes a system call for each of them."""
+"""Maximum folder depth of a file in a checkpoint: resolving a name takes a system call per folder."""
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _OF_THE_FILE = (*_MISSING, errno.EISDIR, errno.ENXIO, errno.EIO)
 """Errors for a file that is missing, is something else, or that nobody can read."""
@@ -212,10 +212,10 @@ def contained_path(folder: Path, relative: str, *, follow_links_out: bool = Fals
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """Return a path as text; a ``ConfigError`` if it is anything else, such as bytes or ``None``."""
+    """Return a path as text; raise ``ConfigError`` if it is anything else, such as bytes or ``None``."""
     given: object = path if isinstance(path, str) else getattr(path, "__fspath__", lambda: None)()
     if not isinstance(given, str):
-        raise ConfigError("expected a path as text or a Path", path=path)
+        raise ConfigError("the path must be a str or a Path", path=path)
     return given
 
 

@@ -19,8 +19,8 @@ from holdfast.checkpoint.tensor_pickle import TensorRecipe
 __all__ = ["chunk_layout", "raw_layout", "read_item"]
 
 _LARGE_BYTES = 16 << 20
-"""Up to this size an archive is simply read: checking its structure first takes a read per record, and an object of
-20,000 small tensors (5 MB) has as many records."""
+"""Up to this size an archive is simply read: checking its structure first takes one read per record, and an object
+of 20,000 small tensors (5 MB) has that many records."""
 
 
 def _item_reader(file: CheckpointFile, offset: int, length: int, on_read: Callable[[int, int], None]) -> ReadAt:

@@ -115,7 +115,7 @@ def _load(
         named = misfit(planner) if isinstance(planner, DefaultLoadPlanner) else None
         message = f"the checkpoint cannot be loaded: {str(cause) or type(cause).__name__}"
         raise named or CheckpointError(message, path=str(path), rank=rank) from failure
-    for key in sorted(state_dict):  # and not what a planner has added, as torch does
+    for key in sorted(state_dict):  # like torch, ignore what a planner has added
         if isinstance(state_dict[key], Stateful):
             state_dict[key].load_state_dict(values[key])
         else:
@@ -135,9 +135,9 @@ def _check_state(state_dict: Any) -> None:
 def _begin(
     state_dict: dict[str, Any], path: str | os.PathLike[str], options: dict[str, Any], *, keep_metadata: bool
 ) -> tuple[dict[str, Any], ParallelFileSystemReader]:
-    """Return what to fill, with objects that have a ``state_dict`` replaced by it, and the reader."""
+    """Return the values to fill, with stateful objects replaced by their ``state_dict()``, and the reader."""
     _check_state(state_dict)
-    # First, and in torch's order: a model's state may take all ranks, even if the options of one are invalid.
+    # First, and in torch's order: collecting a model's state may need all ranks, even if one has invalid options.
     values = {key: state_dict[key] for key in sorted(state_dict)}
     values = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in values.items()}
     reader = ParallelFileSystemReader(path, **options)
@@ -147,7 +147,7 @@ def _begin(
 
 
 def _together(begin: Callable[[], T], group: dist.ProcessGroup | None) -> T:
-    """Return the result; if any rank fails, all raise, where torch would leave the others waiting."""
+    """Call ``begin`` on all ranks and return its result; if one fails, all do. Torch would leave the rest waiting."""
     if group is None:
         return begin()
     result: list[T] = []

@@ -11,9 +11,9 @@ __all__ = ["alike", "flatten_as_now", "unsortable"]
 
 
 def flatten_as_now() -> None:
-    """Have torch flatten states as this version does.
+    """Make torch flatten states as its current version does.
 
-    It flattens as an older version did while it looks for missing keys, and stays with that if it fails.
+    While it looks for missing keys, torch flattens as an older version did, and continues to if that fails.
     """
     _version._derived_version = None
 

@@ -17,7 +17,7 @@ MAX_DISK_WORKERS = 8
 (``bench/checkpoint_load.py``, the rows with 1 to 16 workers). Files in memory are copied by the processor: there, more
 threads than cores take a sixth longer."""
 MAX_PROBES = 16
-"""Chunks that are looked at to find out whether the files are in memory; each takes about ten microseconds."""
+"""Maximum number of chunks probed to find out whether files are in memory; each probe takes about ten microseconds."""
 MAX_STORE_WORKERS = 16
 """Every read from an object store is a round trip, and round trips overlap."""
 MAX_INLINE_BYTES = 4 << 20

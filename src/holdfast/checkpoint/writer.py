@@ -158,7 +158,7 @@ class VerifiedWriter(FileSystemWriter):
         return future
 
     def _write_files(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
-        """Have torch write a file per thread; an error on any thread is raised, where torch's own threads lose it."""
+        """Have torch write one file per thread; raise an error of any thread, which torch's own threads would lose."""
         shares = [share for share in _split_by_size_and_type(self._files, plan.items) if share]
         written: list[WriteResult] = []
 
@@ -170,7 +170,7 @@ class VerifiedWriter(FileSystemWriter):
         run_at_once([writing(*share) for share in enumerate(shares)], max_threads=self._files)
         left_out = {item.index for item in plan.items}.difference(result.index for result in written)
         if left_out:
-            # Cannot happen; but nobody would notice a save that silently skips a tensor.
+            # Should not happen, but a save that silently skipped a tensor would go unnoticed.
             raise CheckpointWriteError(
                 f"not everything was written: {', '.join(sorted(index.fqn for index in left_out)[:5])}",
                 path=str(self._staging.target),

@@ -59,7 +59,7 @@ def _count_of_steps() -> Iterator[Callable[[], None]]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    if not console.is_terminal:  # rich 13 ends even a bar that it does not show with an empty line
+    if not console.is_terminal:  # rich 13 prints an empty line even after a bar that it does not show
         yield lambda: None
         return
     columns = (SpinnerColumn(), TextColumn("{task.completed:.0f} steps replayed"), TimeElapsedColumn())

@@ -1,4 +1,4 @@
-"""What ``--json`` prints: text that every reader of JSON accepts, numbers that are not finite included."""
+"""The output of ``--json``, which every JSON parser accepts: numbers that are not finite are strings."""
 
 from __future__ import annotations
 

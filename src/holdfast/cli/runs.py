@@ -117,7 +117,7 @@ def register(app: typer.Typer) -> None:
         console = table_console()
         quiet = as_json or not console.is_terminal
         describe = describe_run if found == [folder] else _row  # a single requested run must be readable
-        # rich 13 ends even a bar that it does not show with an empty line.
+        # rich 13 prints an empty line even after a bar that it does not show.
         paths = found if quiet else track(found, "reading", transient=True, console=console)
         rows = [describe(path) for path in paths]
         if as_json:

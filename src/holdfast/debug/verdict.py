@@ -87,7 +87,7 @@ class VerdictRule:
         return None
 
     def _all_fall(self, signals: Sequence[Signal]) -> bool:
-        """Return whether all columns without names that do not merely count fall as only losses do."""
+        """Return whether all columns without names, except mere counters, fall as only losses do."""
         moving = [signal for signal in signals if not _counts(signal)]
         losses = all(signal.kind == "loss" for signal in moving)
         return bool(moving) and losses and all(self.progress.falls_throughout(signal) for signal in moving)

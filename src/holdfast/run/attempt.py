@@ -246,7 +246,7 @@ def _restore(attempt: Attempt, components: Components, down: float) -> None:
     notes = attempt.ranks.doubts
     if found is None and attempt.ranks.is_first and attempt.history.saved >= 0:
         notes += (
-            f"a checkpoint of step {attempt.history.saved} was saved, and none is left: the run starts over at step 0",
+            f"a checkpoint was saved at step {attempt.history.saved}, but none is left: the run starts over at step 0",
         )
     for doubt in notes:
         warnings.warn(doubt, RuntimeWarning, stacklevel=2)

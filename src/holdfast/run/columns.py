@@ -135,7 +135,7 @@ class RunColumns:
                     read.bytes += sum(map(len, lines))
                     read.lines += len(lines)
         except OSError as error:
-            if os.path.lexists(file.path):  # a link that leads nowhere is not a file that went away
+            if os.path.lexists(file.path):  # a broken link is not a file that went away
                 raise RunLogError(f"the run log cannot be read: {error.strerror}", file=str(file.path)) from error
             return False  # compacted since the folder was listed: the next refresh finds it
         return read.lines > before

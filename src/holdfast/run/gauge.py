@@ -80,7 +80,7 @@ class Measured(NamedTuple):
 
 _PLAIN = {torch.Tensor}
 _ON_HOST = {float}
-# What every step calls is written without functions of its own, list comprehensions included: with cold caches, each
+# Code that every step runs avoids functions of our own, list comprehensions included: with cold caches, each call
 # costs more than its own time (``bench/run.py``).
 _grad_of, _is_on_cpu, _item_of = attrgetter("grad"), attrgetter("is_cpu"), methodcaller("item")
 

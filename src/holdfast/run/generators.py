@@ -69,10 +69,10 @@ def _restore_numpy(numpy: Any, saved: dict[str, Any]) -> None:
         make = getattr(numpy.random, kind, None)
         if make is None:
             raise RunMismatchError(
-                "the run was saved with another bit generator of NumPy, which is not one of its own",
+                "the run was saved with a bit generator that NumPy does not provide",
                 found=numpy.random.get_state(legacy=False)["bit_generator"],
                 expected=kind,
-                hint="call numpy.random.set_bit_generator as the program did that started the run",
+                hint="call numpy.random.set_bit_generator as in the program that started the run",
             )
         numpy.random.set_bit_generator(make())
     if "state" in saved:

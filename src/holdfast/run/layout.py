@@ -109,7 +109,7 @@ class RunFolder:
 
     @property
     def investigations(self) -> Path:
-        """The folder of what blame and proof found."""
+        """The folder of the results of blame and proof."""
         return self.root / "investigations"
 
     @property

@@ -93,8 +93,8 @@ class FolderLock:
             pid=holder.get("pid"),
             host=holder.get("host"),
             since=holder.get("since"),
-            hint="call close() on the earlier Run; if only the traceback of an error still holds it, as in a notebook "
-            "whose cell is run again, try once more"
+            hint="call close() on the earlier Run; in a notebook, where the traceback of an error may still hold it, "
+            "run the cell once more"
             if own
             else "wait for it, end it, or choose another folder",
         )

@@ -20,7 +20,7 @@ __all__ = ["check_optimizers", "collect_optimizer", "lay_out_optimizer", "parame
 _WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 MAX_NAMES = 8
-"""How many parameters an error names."""
+"""Maximum number of parameters that an error names."""
 
 Tensors = dict[str, dict[str, torch.Tensor]]
 
@@ -131,7 +131,7 @@ def check_optimizers(
 
 
 def _check_parameters(found: list[list[list[str]]], saved: list[list[list[str]]]) -> None:
-    """Raise if a group holds other parameters than it did; their order does not matter."""
+    """Raise if the parameters of a group differ from those saved; their order does not matter."""
     added, missing = set[str](), set[str]()
     for groups, before in zip(found, saved, strict=True):
         for group, known in zip(groups, before, strict=True):
@@ -139,7 +139,7 @@ def _check_parameters(found: list[list[list[str]]], saved: list[list[list[str]]]
             missing |= set(known) - set(group)
     if added or missing:
         raise RunMismatchError(
-            "the optimizer, or a group of it, has other parameters than when the run was started",
+            "the optimizer, or one of its groups, has different parameters than when the run was started",
             added=sorted(added)[:MAX_NAMES],
             missing=sorted(missing)[:MAX_NAMES],
             hint="give the optimizer the parameters that the run was started with, or choose another folder",

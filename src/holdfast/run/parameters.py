@@ -83,7 +83,7 @@ def write_shared(name: str, target: torch.Tensor, values: torch.Tensor) -> None:
         raise RunMismatchError(
             "a tensor of the model was expanded since the run was started, and cannot hold what was saved",
             tensor=name,
-            hint="build the model as the program did that started the run",
+            hint="build the model as in the program that started the run",
         )
     own.copy_(shown)
 

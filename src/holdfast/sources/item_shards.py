@@ -118,7 +118,7 @@ def check_offsets(offsets: NDArray[np.int64], *, first: int, last: int, name: st
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Some items of some parts.
+    """Items chosen from several parts.
 
     Attributes:
         parts: the parts.

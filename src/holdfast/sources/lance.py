@@ -1,7 +1,7 @@
 """Lance datasets, read with the ``lance`` library: ``pip install 'holdfast[lance]'``.
 
 The library scans a dataset several times as fast as it takes single rows. A dataset that fits into ``cache_bytes`` is
-therefore scanned once into memory when enough of its rows were taken that scanning would have been cheaper.
+therefore scanned into memory as soon as so many of its rows were taken that scanning would have been cheaper.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from holdfast.sources.parts import take_rows
 __all__ = ["LanceSource"]
 
 
-# Taking a row costs four times as much as scanning it (bench/formats.py): a dataset is scanned once as many rows were
-# taken as this part of it has.
+# Taking a row costs four times as much as scanning it (``bench/formats.py``): a dataset is scanned when one row in this
+# many was taken.
 SCANNED_PART = 4
 
 
@@ -56,7 +56,7 @@ class LanceSource(LazySource[_Opened]):
         columns: the columns to read; None for all.
         fill_null: replacements for null, by column.
         version: the version to read; None for the newest when the source is first opened.
-        cache_bytes: maximum memory for a dataset that is held; a larger one is read by taking rows.
+        cache_bytes: maximum memory for holding the dataset; a larger one is read by taking rows.
     """
 
     def __init__(

@@ -121,7 +121,7 @@ class LitDataSource(FileSource[_Opened]):
     def _held(self, opened: _Opened, number: int) -> Held:
         held = opened.chunks.get(number, partial(self._chunk, number))
         if not isinstance(held, ItemPart) or held.memory is not None:
-            self._chunks[number].file.check_unchanged()  # a chunk that is cached unpacked would hide it
+            self._chunks[number].file.check_unchanged()  # a chunk that is cached unpacked would hide a change
         return held
 
     def _chunk(self, number: int) -> Held:

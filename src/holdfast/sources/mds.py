@@ -129,7 +129,7 @@ class MDSSource(FileSource[_Opened]):
     def _held(self, opened: _Opened, number: int) -> ItemPart:
         part = opened.parts.get(number, partial(self._part, number))
         if part.memory is not None:
-            self._files[number].check_unchanged()  # a shard that is cached unpacked would hide it
+            self._files[number].check_unchanged()  # a shard that is cached unpacked would hide a change
         return part
 
     def _read_items(self, opened: _Opened, parts: list[ItemPart], places: list[Indices], rows: Indices) -> Columns:

@@ -43,7 +43,7 @@ def read_by_part(indices: Indices, bounds: NDArray[np.int64], read_part: Callabl
 def pick_by_part(
     indices: Indices, bounds: NDArray[np.int64], arrays_of: Callable[[int], Sequence[NDArray[np.int64]]]
 ) -> tuple[list[int], list[Indices], list[Indices]]:
-    """Return the parts of samples, the places of each part's samples, and what arrays of each part say of them.
+    """Return the parts that samples are in, the places of each part's samples, and their values in each part's arrays.
 
     Args:
         indices: sample numbers of the whole, checked.
@@ -94,9 +94,10 @@ def read_together(
     size_of: Callable[[Part], int],
     limit: int,
 ) -> Columns:
-    """Read samples of many parts at once, as many parts as may be held, each held once.
+    """Read samples from as many parts at once as may be held; hold each part once.
 
-    A few samples of each of many parts are read in a fraction of the time of ``read_by_part``: most of that is calls.
+    For a few samples from each of many parts this takes a fraction of the time of ``read_by_part``, which is mostly
+    spent in calls.
 
     Args:
         indices: sample numbers of the whole, checked.
@@ -130,7 +131,7 @@ def read_together(
 
 
 def _within(places: list[Indices]) -> tuple[Indices, list[Indices]]:
-    """Return all these places, sorted, and those of each part as numbers of this list."""
+    """Return all these places, sorted, and those of each part as indices into that list."""
     chosen = np.sort(np.concatenate(places))
     return chosen, [np.searchsorted(chosen, where) for where in places]
 

@@ -211,7 +211,7 @@ def _ends_of(index: Index, forms: dict[str, _Form]) -> list[NDArray[np.int64]]:
 
 
 def _decode(form: _Form, values: NDArray[np.uint8], first: Indices, last: Indices) -> Column:
-    """Return the values of a feature; raises ``ValueError`` if they are not what the index says."""
+    """Return the values of a feature; raise ``ValueError`` if they are not what the index says."""
     if form.kind == BYTES and form.single:
         column = single_bytes(values, first, last)
         if column is None:

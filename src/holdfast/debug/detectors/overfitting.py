@@ -34,10 +34,10 @@ class OverfittingDetector(BaseDetector):
     """The same for a held-out perplexity: a factor of two is 0.7 nats per word, whatever the loss is summed over."""
     minimum_given_up: float = 0.1
     """The same rise as a fraction of how far the held-out loss had fallen: a wiggle after a long descent does not
-    count. If it rose by ``critical_rise``, or its last tenth is above its best tenth by ``lasting_rise``, since its
-    first tenth: the first evaluations are those of an untrained model."""
+    count. A loss that rose by ``critical_rise``, or whose last tenth is above its best tenth by ``lasting_rise``, is
+    taken to have fallen from its first tenth: the first evaluations are those of an untrained model."""
     lasting_rise: float = 0.2
-    """Minimum rise of the median of the last tenth of many evaluations above that of the best tenth for that."""
+    """Minimum rise of the last tenth's median above the best tenth's for that, if there are many evaluations."""
     minimum_evaluations: int = 3
     """Minimum number of evaluations after the best that must agree."""
     noises: float = 2.0
@@ -85,10 +85,10 @@ class OverfittingDetector(BaseDetector):
     worse_evaluations: int = 10
     """Minimum number of evaluations for a finding if held-out series got worse and none better, or a held-out loss
     hardly fell …"""
-    sunk: float = 0.3
-    """Minimum fraction of its first level by which a score of a few evaluations sank steadily, for a finding."""
     far_behind: float = 10.0
     """… and such a loss ends at this many times the training loss."""
+    sunk: float = 0.3
+    """Minimum steady fall of a score over a few evaluations, as a fraction of its first level, for a finding."""
     held_out: HeldOutRule = field(default_factory=HeldOutRule)
     """When held-out series got worse or fell behind."""
     select: SelectRule = field(default_factory=SelectRule)

@@ -102,7 +102,7 @@ class LossPlateauDetector(BaseDetector):
         if (missed := self.stall.score.misses_all(signals)) is not None:
             late = missed.values[len(missed.values) // 3 :]
             claim = (
-                f"is nearly 0 ({float(np.nanmax(late)):.3g} at most) at the last {len(late)} points: nothing is found"
+                f"stays near 0 (at most {float(np.nanmax(late)):.3g}) at the last {len(late)} points: nothing is found"
             )
             return self._warned(missed, claim, 0.0, {"level": float(np.nanmedian(late))})
         if not says_training(signals):

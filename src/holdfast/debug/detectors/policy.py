@@ -68,8 +68,8 @@ class PolicyCollapseDetector(BaseDetector):
     minimum_points: int = 30
     """Minimum number of returns that show a trend."""
     minimum_fall: float = 0.1
-    """Minimum fall of a running mean, as a fraction of its best level: that of an agent that learns nothing drifts by a
-    few percent, and all of it looks like a gain that was lost."""
+    """Minimum fall of a running mean, as a fraction of its best level: the mean of an agent that learns nothing drifts
+    by a few percent, which looks like a gain that was lost."""
     one_answer: float = 0.02
     """An entropy below this fraction of its start leaves one answer …"""
     one_answer_by: float = 0.5
@@ -142,7 +142,7 @@ class PolicyCollapseDetector(BaseDetector):
         return self._lost(signal, fall, answers, beside, burst is not None, how="and was never above its first level")
 
     def _is_deep(self, signal: Signal, best: float, end: float) -> bool:
-        """Return whether a return fell by more than the running mean of a policy that does not change drifts."""
+        """Return whether a return fell by more than a running mean drifts while the policy does not change."""
         return not is_running_mean(signal) or best - end >= self.minimum_fall * abs(best)
 
     def _told(

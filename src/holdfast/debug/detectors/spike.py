@@ -79,7 +79,7 @@ class LossSpikeDetector(BaseDetector):
     brief_ratio: float = 3.0
     """… stayed below this many times the level before …"""
     single: int = 1
-    """… as may this many high points in all, however short the log, …"""
+    """… (the same holds for this many high points in all, however short the log) …"""
     tiny: float = 0.05
     """… or, within ``tiny_points`` of the run, rose by less than this fraction of how far the loss had fallen since its
     first point, as losses of small batches near zero do …"""

@@ -317,7 +317,7 @@ def read_crash(file: LogFile) -> RunLog | None:
 
     Without training, the other lines show whether the program continued: an error that many lines follow was not its
     end. An exception is reported nevertheless if it came late, or repeatedly: nothing shows that it was harmless. A
-    server answers the next request, and the rows of a table are no messages of a program.
+    server goes on to its next request, and the rows of a table are not messages of a program.
     """
     scanner, rule = CrashScanner(), file.limits.ending
     number = after = numbers = last = 0

@@ -177,7 +177,7 @@ NEVER_HARMLESS = frozenset(("exit_code", "out_of_memory", "killed"))
 
 
 OF_ONE_REQUEST = frozenset(("traceback", "logged_error", "interrupted", "exit_code"))
-"""Kinds that end one request or one job of a service, and not the service."""
+"""Kinds that end one request or one job of a service, not the service itself."""
 # How web servers and schedulers announce themselves and what they answer.
 _SERVES = re.compile(
     r"\bUvicorn running on\b|Application startup complete|Running on (?:all addresses|https?://)|Serving Flask app"
@@ -193,7 +193,7 @@ _TRAINS = re.compile(
 
 
 def serves(line: str) -> bool:
-    """Return whether a line is one of a web server or a scheduler of jobs."""
+    """Return whether a line was written by a web server or a job scheduler."""
     return bool(_SERVES.search(line))
 
 

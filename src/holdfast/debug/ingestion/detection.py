@@ -76,7 +76,7 @@ def read_file(
     best: RunLog | None = None
     for _, form in rank_formats(file, known)[:4]:
         if isinstance(form, TextFormat) and refusals and holds_texts(file):
-            refusals.insert(0, file.unreadable("is a JSON document of texts, with no step: not a training log"))
+            refusals.insert(0, file.unreadable("is a JSON document of texts without steps, not a training log"))
             break
         log = _attempt(form, file, refusals)
         if log is not None and (best is None or _grasp(log) > _grasp(best)):

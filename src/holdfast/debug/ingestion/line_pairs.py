@@ -174,7 +174,7 @@ def with_gaps(line: str) -> str:
 
 
 def _names_first(line: str) -> str:
-    """Return a line with every number that is followed by its name after it, if each of these is a metric."""
+    """Return a line with every number moved behind the name that follows it, if each of these names is a metric."""
     found = list(_BEFORE_NAME.finditer(line))
     if len(found) == 1 and not found[0]["number"][-1].isdigit():
         return line  # "nan loss caught" is a message.

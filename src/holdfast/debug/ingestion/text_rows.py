@@ -18,9 +18,9 @@ _NAME = re.compile(r"[^\W\d][\w .()/%#-]{0,39}")
 
 
 def row_test(file: LogFile) -> Callable[[str], bool]:
-    """Return a function that tells whether a line is a row of the table that the text is; of other texts, none is.
+    """Return a function that says whether a line is a row of the file's table; if the file is no table, no line is.
 
-    The first line names the columns, and most lines have as many cells as it has names.
+    The first line names the columns, and most lines have as many cells as there are names.
     """
     lines = [line for line in file.sample_lines if line.strip()]
     for separator in _SEPARATORS:

@@ -45,11 +45,11 @@ class HeldOutRule:
     worse_share: float = 0.15
     """… and of its first level: evaluations differ by a few percent."""
     few_points: int = 4
-    """Minimum number of evaluations of a score that sinks from its best to its end, each one below the one before …"""
+    """Minimum number of evaluations of a score that ends at its worst …"""
     sunk_evaluations: int = 3
-    """… in at least this many at the end, …"""
+    """… after it fell at each of this many last evaluations, …"""
     rare: int = 5
-    """… if a training loss has this many times their points: a score of each batch is none of evaluations."""
+    """… if a training loss has at least this many times as many points: otherwise it may be a score of batches."""
     good: float = 0.9
     """An accuracy above this has little to lose."""
     alike: float = 1.5
@@ -98,7 +98,7 @@ class HeldOutRule:
         return Worse(worse[0], first, last, claim)
 
     def sank(self, signals: Sequence[Signal]) -> Worse | None:
-        """Return the score of a few evaluations that sank to the end, well below the first, if no other improved."""
+        """Return a score of a few evaluations that sank to the end, well below the first, if no other improved."""
         longest = max((count_of(s) for s in self.select.training_losses(signals)), default=0)
         scores = [
             signal

@@ -40,7 +40,7 @@ class ProgressRule:
     far_above_best: float = 3.0
     """A loss that ends at this many times its best level has left it and may have lost its progress …"""
     best_noises: float = 2.0
-    """… times this many of the factors by which neighbours differ, since the best of many levels is one of luck, …"""
+    """… beyond this many times the noise of a level, since the best of many levels is partly luck, …"""
     best_parts: int = 50
     """… if both levels are medians of 1/n of its points, …"""
     best_points: int = 12
@@ -50,11 +50,11 @@ class ProgressRule:
     least_stretch: int = 5
     """… and of at least this many."""
     halved: float = 0.5
-    """Maximum fraction of its first level at which a series without a name ends if it falls as only a loss does …"""
+    """A series without a name falls as only a loss does if it ends below this fraction of its first level, …"""
     counted: float = 1.0
-    """… from above this: learning rates, accuracies and other fractions are not …"""
+    """… began above this, as learning rates, accuracies and other fractions do not, …"""
     steady: float = 0.1
-    """… and without ever regaining more than this fraction of its fall."""
+    """… and never regained more than this fraction of its fall."""
     converged: float = 0.001
     """A loss that ends below this fraction of its start has converged: factors between its last values are noise."""
 

@@ -59,8 +59,8 @@ class RewardRule:
     wandering: float = 2.0
     """Minimum gain of late rewards over early ones, in differences of neighbouring blocks: less is random drift."""
     mean_gain: float = 0.05
-    """Minimum gain of a running mean, as a fraction of its first level: that of an agent that learns nothing drifts by
-    a few percent, for as long as its window."""
+    """Minimum gain of a running mean, as a fraction of its first level: the mean of an agent that learns nothing drifts
+    by a few percent, for as long as its window."""
 
     preferred_share: float = 0.9
     """Minimum fraction of pairs of a late and an early reward margin, or accuracy, in which the late one is higher, for
@@ -82,7 +82,7 @@ class RewardRule:
     """The same for means over many episodes, if they drifted down as far as up."""
     sunk_level: float = 0.25
     """Maximum fall of such means, as a fraction of their first level, if no tenth is above the first: a task that gets
-    harder takes more."""
+    harder costs more."""
     flat_noises: float = 0.5
     """Maximum distance of the mean of any tenth from that of the first, in standard deviations within a tenth …"""
     flat_step: float = 2.0
@@ -105,10 +105,10 @@ class RewardRule:
     """… or one of which this fraction of all pairs of an early and a late reward sank, and no block of which was ever
     higher than its first by ``flat_noises``."""
     sunk_evaluation: float = 0.4
-    """Minimum fraction of its first level that the return of an evaluation, which is of the same task throughout, must
-    have sunk by in that way for the policy to have collapsed …"""
+    """The policy has collapsed if the return of an evaluation, whose task stays the same, sank in that way by at least
+    this fraction of its first level …"""
     sunk_below_zero: float = 2.0
-    """… and of any other return above zero, whose task may get harder."""
+    """… or any other return above zero, whose task may get harder, by at least this fraction."""
     many_steps: float = 1e6
     """Steps after which a reward that is still nothing, or still at its start, is not merely late: few rows are enough
     …"""
@@ -128,9 +128,9 @@ class RewardRule:
     one_answer: float = 0.02
     """An entropy that stays below this fraction of its start leaves one answer …"""
     one_answer_by: float = 0.5
-    """… from this fraction of the run on, …"""
+    """… if it does so from this fraction of the run on, …"""
     one_answer_points: int = 50
-    """… of at least this many points."""
+    """… and has at least this many points."""
     idle_gain: float = 0.1
     """Maximum gain of a reward since then, as a fraction of it, if the value function is idle too."""
     ceiling_share: float = 0.05
@@ -227,13 +227,13 @@ class RewardRule:
         return float(levels[0] - start.mean()) <= self.flat_start_errors * noise / float(np.sqrt(len(start)))
 
     def _lucky_start(self, levels: NDArray[np.float64], noise: float, spread: float) -> bool:
-        """Return whether the first tenth was better than all others, which are at one level: luck, and no learning.
+        """Return whether the first tenth was better than all others, which are at one level: luck, not learning.
 
         ``noise`` is that within a tenth, ``spread`` that of the run.
         """
         later = levels[1:]
         fell = float(levels[0] - later.max())
-        back = float(np.max(later - np.minimum.accumulate(later)))  # the most it ever regained
+        back = float(np.max(later - np.minimum.accumulate(later)))  # the largest gain after a low
         return fell > 0.0 and float(levels[0] - later.min()) <= spread and back <= self.flat_noises * noise
 
     def at_floor(self, signal: Signal) -> bool:
@@ -326,8 +326,8 @@ class RewardRule:
     def stopped_trying(self, signals: Sequence[Signal]) -> tuple[Signal, Signal] | None:
         """Return a reward that has not risen since the entropy beside it vanished, early in the run, and the entropy.
 
-        One at its maximum needs no other answer. If the value function has had nothing to predict either, a rise of
-        ``idle_gain`` is a matter of which episodes ended.
+        A reward at its maximum needs no other answer. If the value function has had nothing to predict either, a rise
+        of up to ``idle_gain`` is chance: it depends on which episodes ended.
         """
         idle = self._unrewarded(of_kind(signals, "value_loss"))
         rewards = [signal for signal in of_kind(signals, "reward") if len(signal.values) >= self.one_answer_points]

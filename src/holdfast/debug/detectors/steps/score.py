@@ -187,7 +187,7 @@ class ScoreRule:
         )
 
     def _nothing_to_lose(self, signals: Sequence[Signal]) -> str | None:
-        """Return a claim that the training loss is nothing from its first row on while most held-out answers are wrong.
+        """Return a claim that the training loss is almost 0 from the first row on, and most held-out answers are wrong.
 
         The objective is then not the task.
         """
@@ -199,9 +199,8 @@ class ScoreRule:
             share = self.select.as_share(score.values[np.isfinite(score.values)])
             level = float(share[-(len(share) // 3) :].mean())
             if level < self.mostly_wrong:
-                return (
-                    f"{losses[0].name!r} is nothing from its first row on, and {score.name!r} is {level:.2g} at the end"
-                )
+                loss = losses[0].name
+                return f"{loss!r} is almost 0 from its first row on, and {score.name!r} is {level:.2g} at the end"
         return None
 
     def _constant_answer(self, signals: Sequence[Signal]) -> str | None:

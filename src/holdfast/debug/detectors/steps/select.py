@@ -49,8 +49,8 @@ _REFERENCE = re.compile(r"(?:^|[^a-z])(?:teacher|ref(?:erence)?|baseline|oracle)
 _HELD_OUT = re.compile(
     r"(?:^|(?<=[_ ./-]))(?:val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)(?:[_ ./-]|$)", re.IGNORECASE
 )
+_EPISODES = frozenset("rlt")  # Return, length and time of each episode, as monitors of agents in training write them.
 # Words of a training log: the split that was measured, right answers, or what an agent earns.
-_EPISODES = frozenset("rlt")  # Return, length and time of each episode, as the monitors of agents in training write.
 _TRAINING = re.compile(
     r"(?:^|[^a-z])(?:train(?:ing|ed)?|val(?:id(?:ation)?)?|eval(?:uation)?|test(?:ing)?|dev|acc(?:uracy)?)(?:[^a-z]|$)"
     r"|(?:^|[^a-z])(?:ep_)?rew(?:ards?)?(?:[^a-z]|$)|episod|rollout",

@@ -47,8 +47,8 @@ class StandstillRule:
     frozen_level: float = 0.5
     """… and it is at more than this fraction of its start: fully learnt losses differ by less than is printed."""
     motionless_points: int = 20
-    """Minimum number of points at which a loss, and everything else that was measured, is identical for nothing to
-    move …"""
+    """Minimum number of points at which a loss, and everything else that was measured, must be identical for a finding
+    …"""
     motionless_digits: int = 2
     """… if the loss shows at least this many digits: with one, a small loss looks constant while it falls."""
     progress: ProgressRule = field(default_factory=ProgressRule)
@@ -113,9 +113,9 @@ class StandstillRule:
         return None
 
     def motionless(self, signals: Sequence[Signal]) -> Signal | None:
-        """Return a loss that is identical to the last digit from the first point to the last, as is all else.
+        """Return a loss that is identical to the last digit at every point, as is everything else that was measured.
 
-        Batches and parameters that change move any loss; its sign does not matter.
+        Changing batches or parameters move any loss, whatever its sign.
         """
         measured = [s for s in of_kind(signals, *LOSS_LIKE, "value_loss", "entropy", "kl") if s.layer is None]
         told = [s for s in measured if count_of(s) >= self.beside_points]
@@ -127,7 +127,7 @@ class StandstillRule:
 
     @staticmethod
     def _digits(value: float) -> int:
-        """Return the number of digits of a number from its first that is not 0."""
+        """Return the number of significant digits of a number."""
         digits = f"{abs(value):.12g}".partition("e")[0].replace(".", "")
         return len(digits.strip("0"))
 

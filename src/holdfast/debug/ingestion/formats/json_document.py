@@ -48,9 +48,9 @@ def load_json(file: LogFile) -> Any:
 
 
 def holds_texts(file: LogFile) -> bool:
-    """Return whether the file is a JSON document of texts with numbers beside them, and no step: messages, samples.
+    """Return whether the file is a JSON document of texts (messages, samples) with numbers beside them, but no step.
 
-    Their numbers are not a series, in whatever order the texts are.
+    Such numbers are not a series, whatever the order of the texts.
     """
     if not file.is_text or _opening_line(file.head_text[:4096]) is None:
         return False

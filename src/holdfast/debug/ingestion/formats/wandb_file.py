@@ -29,7 +29,7 @@ _ITEM, _STEP, _KEY, _NESTED, _JSON = 1, 2, 1, 2, 16
 _MAX_RECORD_BYTES = 64 << 20
 _STOPPED, _FAILED = 255, 1
 MIN_PRINTED = 20
-"""Minimum number of printed lines that show that the console was recorded, and an error would be in it."""
+"""Minimum number of printed lines that shows that the console was recorded; an error would be among them."""
 
 
 class WandbFormat(LogFormat):
@@ -108,7 +108,7 @@ def _crash(exit_code: Any, *, silent: bool) -> list[Mapping[str, Any]]:
     kind = "interrupted" if stopped else "exit_code"
     message = f"wandb recorded exit code {exit_code}"
     if stopped and silent:
-        message += ", and the program printed no error, as one that is interrupted"
+        message += ", but the program printed no error: it was probably interrupted"
     return [{"type": "crash", "kind": kind, "message": message, "line": None, "lines": ()}]
 
 
