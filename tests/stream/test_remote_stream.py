@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -301,3 +302,35 @@ def test_what_was_named_and_is_not_read_any_more_is_taken_back() -> None:
     for _ in loader_of(source, "none"):
         break
     assert len(forgotten) == 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "drop",
+    [
+        pytest.param(lambda loader, batches: loader, id="a loader that reads ahead"),
+        pytest.param(lambda loader, batches: batches, id="an iterator in use"),
+    ],
+)
+def test_a_reader_that_the_collector_ends_waits_for_no_lock_that_its_thread_holds(
+    server: FaultyServer, tmp_path: Path, drop: Callable[[Any, Any], Any]
+) -> None:
+    options = RemoteOptions(cache_dir=tmp_path, block_size=BLOCK)
+    before = set(threading.enumerate())
+    loader = hfast.StreamingShardLoader(
+        hfast.StreamDataset(tokens(server, options), name="tokens", seed=1),
+        hfast.StreamingConfig(batch_size=8, prefetch_buffer_size=64),
+    )
+    batches = iter(loader)
+    next(batches)
+    loader.prefetch(64)
+    cycle: list[Any] = [drop(loader, batches)]
+    cycle.append(cycle)
+    del loader, batches
+    with fetcher_of(options)._lock:  # as in any thread that uses the fetcher, when it allocates memory
+        del cycle
+        gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("holdfast-read"):
+            thread.join(30)
+            assert not thread.is_alive()

@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from holdfast.collected import notice_collections, outside_collection
 from holdfast.coordinate.begin import Beginner
 from holdfast.coordinate.chunk_content import ChunkContent
 from holdfast.coordinate.chunk_size import MAX_CHUNK_BYTES, default_chunk_size, sample_bytes
@@ -200,6 +201,7 @@ class LeasedReader:
 
     def __iter__(self) -> Iterator[LeasedChunk]:
         """Yield leased chunks until every chunk of the job has ended, in any worker."""
+        notice_collections()
         pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-lease")
         waiting: deque[tuple[Lease, Future[list[Batch]]]] = deque()
         try:
@@ -220,12 +222,16 @@ class LeasedReader:
                     yield chunk
         finally:
             if self._coordinator.home.here:  # a forked child leaves all this to its parent
-                self._standby.clear()
-                pool.shutdown(wait=True, cancel_futures=True)
-                with suppress(CoordinationError), self._lock:
-                    self._table.release(time.monotonic())
-                if self._ledger is not None:
-                    self._ledger.flush()
+                outside_collection(self._leave, pool)
+
+    def _leave(self, pool: ThreadPoolExecutor) -> None:
+        """End the reading, and give back the leases that are still held."""
+        self._standby.clear()
+        pool.shutdown(wait=True, cancel_futures=True)
+        with suppress(CoordinationError), self._lock:
+            self._table.release(time.monotonic())
+        if self._ledger is not None:
+            self._ledger.flush()
 
     def _handed_out(self, lease: Lease, content: Future[list[Batch]]) -> LeasedChunk | None:
         """Return a chunk that was read and is still held; None if it was lost or could not be read."""

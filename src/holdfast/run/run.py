@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from holdfast.arguments import check_path, check_type, is_function, whole_number
+from holdfast.collected import finalize_outside
 from holdfast.debug.online import OnlineDebugger
 from holdfast.errors import ConfigError, HoldfastError, RunError
 from holdfast.run.alerts import Alert
@@ -136,7 +137,7 @@ class Run:
         self._loop: Loop | None = None
         self._entered = False
         self._last_place: tuple[int, int] | None = None  # steps done and batches taken at the time it was closed
-        self._finalizer: weakref.finalize[[Loop], Run] | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
         self.ended: str | None = None
         """Why the run ended by itself: ``"time limit"`` or ``"stopped"``; None otherwise."""
 
@@ -180,7 +181,7 @@ class Run:
                 reactions=Reactions(attempt, self.folder, self._policy, self._alerts),
                 rollback=self._rollback,
             )
-            self._finalizer = weakref.finalize(self, _let_go, self._loop)
+            self._finalizer = finalize_outside(self, _let_go, self._loop)
         return self._loop
 
     # --- the loop --------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any, final
 
 import torch
 
+from holdfast.collected import outside_collection
 from holdfast.errors import ConfigError, EmptyBatchError, StreamError
 from holdfast.order.numbers import whole_number
 from holdfast.stream.batch import Failed
@@ -88,7 +89,8 @@ class StreamingShardLoader(StreamCursor):
 
     def _batches(self) -> Iterator[Any]:
         self._tally.begin()
-        getpid = os.getpid  # held here: this may be closed after the interpreter has torn down its modules
+        # Held here: this may be closed after the interpreter has torn down its modules.
+        getpid, outside = os.getpid, outside_collection
         process = getpid()
         generation, stop = self._generation, self._stop()
         while True:
@@ -112,7 +114,7 @@ class StreamingShardLoader(StreamCursor):
                         )
             finally:
                 if getpid() == process:
-                    ahead.close()
+                    outside(ahead.close)
 
     def _hand_over(self, reading: Reading, turn: object) -> Iterator[Any]:
         config, tally, stats = self.config, self._tally, self._tally.stats

@@ -7,7 +7,6 @@ no state that could be lost.
 
 from __future__ import annotations
 
-import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+from holdfast.collected import finalize_outside
 from holdfast.sources.fetch.process import waits_given_up
 from holdfast.stream.batch import ColumnSlices, Content, Made
 from holdfast.stream.collate import map_tensors
@@ -84,7 +84,7 @@ class ThreadReadAhead(ReadAhead):
         for reader in readers:
             reader.start()
         # Also runs if this is dropped without being closed, and before the interpreter shuts down.
-        self._end = weakref.finalize(self, _end_threads, self._asked, readers)
+        self._end = finalize_outside(self, _end_threads, self._asked, readers)
         self._fill()
 
     def _fill(self) -> None:

@@ -8,7 +8,6 @@ when it has enough. Nothing depends on it but time: a batch is the same with and
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.collected import finalize_outside
 from holdfast.errors import HoldfastError
 from holdfast.order import Schedule
 from holdfast.order.step_rows import LocatedAhead, locate_steps
@@ -60,7 +60,7 @@ class LookAhead:
         self._start = self._next = start
         self._named = 0  # ranges
         self._lock = threading.Lock()
-        self._forget = weakref.finalize(self, _forget, list(self._remote.values()), self._reader)
+        self._forget = finalize_outside(self, _forget, list(self._remote.values()), self._reader)
 
     def before(self, steps: range) -> None:
         """Name what comes after some steps that are about to be read."""
