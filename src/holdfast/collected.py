@@ -1,8 +1,8 @@
 """Ending what the garbage collector finds.
 
-The collector runs wherever memory is allocated, so also in a thread that holds a lock. A finalizer that takes this lock,
-or waits for a thread that needs it, would wait forever, and so would the ``finally`` of a dropped generator. What may
-wait is therefore called through ``outside_collection``: on another thread if the collector is what calls it.
+The collector runs wherever memory is allocated, so also in a thread that holds a lock. A finalizer that takes this
+lock, or waits for a thread that needs it, would wait forever, and so would the ``finally`` of a dropped generator. What
+may wait is therefore called through ``outside_collection``: on another thread if the collector is what calls it.
 """
 
 from __future__ import annotations

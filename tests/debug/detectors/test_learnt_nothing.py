@@ -352,3 +352,30 @@ def test_answers_to_single_samples_that_are_right_by_chance_are_a_guess(right: f
     guess = DoubtRule().chance([signal("loss", UNSURE), share("train_acc", 1.0 * (right > SINGLE))])
     assert guess is not None
     assert "7 classes" in guess.guess
+
+
+@pytest.mark.parametrize(("late", "alarms"), [(0.0, 1), (0.035, 0)])
+def test_a_loss_of_guessing_that_has_begun_to_fall_at_the_end_is_no_plateau(late: float, alarms: int) -> None:
+    falls = np.maximum(np.arange(30) - 17, 0)
+    loss = signal("train_loss", np.log(24) - 1e-4 * np.arange(30) - late * falls, kind="loss")
+    accuracy = share("train_acc", 0.06 + 0.1 * late * falls)
+    found = [seen for seen in found_by(LossPlateauDetector(), loss, accuracy) if seen.severity is Severity.CRITICAL]
+    assert len(found) == alarms
+
+
+@pytest.mark.parametrize(("name", "alarms"), [("val_accuracy", 1), ("match score", 0)])
+def test_only_a_fraction_that_never_changes_shows_without_a_loss_that_nothing_is_learnt(name: str, alarms: int) -> None:
+    assert len(found_by(LossPlateauDetector(), share(name, np.full(8, 4.0)))) == alarms
+
+
+@pytest.mark.parametrize(("peak", "alarms"), [(15.0, 0), (15_000.0, 1)])
+def test_the_loss_of_an_agent_grows_from_almost_nothing_as_it_finds_rewards(peak: float, alarms: int) -> None:
+    along = np.linspace(0.0, 1.0, 200)
+    loss = np.where(along < 0.02, 1e-4, 0.03 + peak * np.maximum(along - 0.3, 0.0) * np.exp(0.3 * NOISE[:200]))
+    reward = signal("reward", 0.3 + 6.0 * along + 0.1 * NOISE[200:400], kind="reward")
+    assert len(found_by(GradientExplosionDetector(), signal("loss", loss), reward)) == alarms
+
+
+@pytest.mark.parametrize("name", ["TimeLoss", "packet_loss", "stop_loss"])
+def test_a_loss_that_no_model_has_is_none(name: str) -> None:
+    assert meaning_of(name).kind is None

@@ -87,3 +87,11 @@ def test_a_sum_over_the_batches_of_an_epoch_is_read_at_its_end(tmp_path: Path) -
     (run,) = _read(tmp_path, "".join(lines))
     (loss,) = run.signals
     assert loss.values.tolist() == [own[-1] for own in sums]
+
+
+def test_such_a_sum_is_read_at_the_end_of_its_epoch_if_the_rows_count_only_epochs(tmp_path: Path) -> None:
+    sums = [[(batch + 1) * 0.05 / (epoch + 1) for batch in range(40)] for epoch in range(3)]
+    rows = [f"{epoch},{value}" for epoch, own in enumerate(sums, 1) for value in own]
+    (run,) = _read(tmp_path, "\n".join(["epoch,train_loss", *rows]))
+    (loss,) = run.signals
+    assert (loss.steps.tolist(), loss.values.tolist()) == ([1.0, 2.0, 3.0], [own[-1] for own in sums])

@@ -95,6 +95,8 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(^|_)(return|exit)_(code|value|status|type|dict|tensors?)s?(_|$)|^target_", ""),
         (r"(loss|acc|accuracy|reward|error|hits?)_(num|count|n|cnt)$", ""),
         (r"^time_(train|val|total|batch|batch_in_epoch|epoch|token|sample|iteration|exp|elapsed)$", ""),
+        # A delay in traffic, a network's packets, a trader's orders.
+        (r"(^|_)(time|packet|stop|profit(_and)?)_loss$", ""),
         (r"(^|_)fp16_scale$", "loss_scale"),
         (
             r"(^|_)rewards?_(std|chosen|rejected|margins?)(_|$)|(^|_)(rewards?_\w*|ep_(rew|ret)|std_ep_ret\w*)_?std$"

@@ -27,10 +27,12 @@ def at_epoch_ends(
     Args:
         steps: the steps of the points, in order.
         values: the series.
-        boundaries: the first step of each epoch except the first.
+        boundaries: the first step of each epoch except the first; if None, many rows at one step are an epoch.
         rule: when a series is averaged or summed.
     """
-    if boundaries is None or not len(boundaries) or len(values) < rule.minimum_sum_epochs * rule.points_per_epoch:
+    if boundaries is None:
+        boundaries = np.unique(steps)[1:]
+    if not len(boundaries) or len(values) < rule.minimum_sum_epochs * rule.points_per_epoch:
         return None
     begins = np.unique(np.searchsorted(steps, np.concatenate(([steps[0]], boundaries))))
     begins = begins[begins < len(values)]

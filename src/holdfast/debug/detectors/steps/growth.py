@@ -60,6 +60,8 @@ class LossGrowthRule:
     """Minimum growth of a loss as a multiple of its start."""
     agent_growth: float = 100.0
     """The same for an agent, whose loss has no fixed scale: it grows with the rewards."""
+    agent_start: int = 5
+    """Number of first points whose highest is the start of such a loss."""
     factor_noises: float = 3.0
     """How many times the factor by which neighbours differ is added to that."""
     minimum_points: int = 3
@@ -147,7 +149,8 @@ class LossGrowthRule:
 
     def _grew(self, signal: Signal, shape: Shape, *, agent: bool) -> Growth | None:
         values = shape.values
-        first = first_level(values)
+        # An agent's loss may be almost nothing until it finds its first rewards.
+        first = float(values[: self.agent_start].max()) if agent else first_level(values)
         factors = float(np.exp(min(self.factor_noises * shape.factor_noise(), MAX_EXPONENT)))
         over = values > self.growth * (self.agent_growth if agent else 1.0) * factors * first
         over[: int(np.argmin(over))] = False  # A series that is high from the first point came down; it did not grow.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from holdfast.debug.detectors.steps.baseline import noise_of
 from holdfast.debug.types import Signal
 
-__all__ = ["ProgressRule", "badness", "count_of"]
+__all__ = ["ProgressRule", "badness", "count_of", "is_fraction"]
 
 # Fractions that may be written in percent; a PSNR of 30 is not one.
 _PERCENT = re.compile(r"(?:^|[^a-z])(?:m?acc(?:uracy)?|top|f1|m?dice|m?iou|m?ap|auc|precision|recall)", re.IGNORECASE)
@@ -147,6 +147,11 @@ class ProgressRule:
         held = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=-1)
         best = int(np.argmin(held))
         return float(values[-width:].min()) > float(values[best : best + width].max())
+
+
+def is_fraction(name: str) -> bool:
+    """Return whether a metric of this name is a fraction, possibly in percent, such as an accuracy."""
+    return _PERCENT.search(name) is not None
 
 
 def count_of(signal: Signal) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from holdfast.debug.detectors.steps.baseline import MEDIAN_ERROR, TENTH, Shape, ShapeRule
 from holdfast.debug.detectors.steps.doubt import Chance, Doubt, DoubtRule
+from holdfast.debug.detectors.steps.progress import is_fraction
 from holdfast.debug.detectors.steps.reward import NOT_TRAINED, RewardRule
 from holdfast.debug.detectors.steps.score import ScoreRule
 from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, main_losses, of_kind
@@ -94,6 +95,8 @@ class StallRule:
     chance_stays: float = 0.03
     """… unless its second half is within this fraction of it, and nothing else improved. If only a held-out accuracy is
     logged next to a training loss, the latter must have begun there, too."""
+    falling: float = 0.03
+    """Minimum fall of the last fifth, as a fraction of its level, of a loss that has only just begun to fall."""
     loudest: float = 0.15
     """A loss whose batches differ by more than this (diffusion, small batches) looks flat in healthy runs too."""
     loud_level: float = 12.0
@@ -201,7 +204,8 @@ class StallRule:
 
     def _frozen_metric(self, signal: Signal) -> Stall | None:
         """Find an accuracy that is identical throughout, to the last digit, in a log without a loss."""
-        shape = self.shape.of(signal) if signal.metadata.get("higher_is_better") and signal.layer is None else None
+        judged = signal.metadata.get("higher_is_better") and signal.layer is None and is_fraction(signal.name)
+        shape = self.shape.of(signal) if judged else None
         if shape is None or shape.count < self.minimum_points or float(np.ptp(shape.values)) > 0.0:
             return None
         level = float(shape.values[0])
@@ -282,7 +286,7 @@ class StallRule:
         fell_to_it = head > self.chance_head * chance.loss and not stays
         if chance.other_data and not (stays and abs(head - chance.loss) <= self.chance_stays * chance.loss):
             return None
-        if not near or not low or fell_to_it or not self.select.began(shape.steps):
+        if not near or not low or fell_to_it or self._still_falls(shape) or not self.select.began(shape.steps):
             return None
         return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, chance.guess, shape)
 
@@ -302,6 +306,13 @@ class StallRule:
             ):
                 return Stall(signal, float(shape.steps[0]), shape.end, improvement, None, shape, doubt)
         return None
+
+    def _still_falls(self, shape: Shape) -> bool:
+        """Return whether the loss fell in its last fifth as it never did before, and by more than its noise."""
+        fifths = np.array(_fifths(shape))
+        falls = -np.diff(fifths)
+        least = max(self.falling * fifths[-1], self.improved_noises * float(np.median(shape.noise)))
+        return len(shape.level) >= FIFTHS and bool(falls[-1] >= falls.max() and falls[-1] > least)
 
     def _stays_at(self, shape: Shape, loss: float) -> bool:
         half = shape.level[len(shape.level) // 2 :]
