@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from holdfast.debug import MLSystemsDebugger, Severity, Verdict
+from holdfast.debug.types import RunReport
 
 DEBUGGER = MLSystemsDebugger(plugins=False)
 
@@ -185,3 +186,25 @@ def test_a_lasting_rise_is_compared_with_the_best_and_not_with_the_loss_of_an_un
     verdict(tmp_path, columns)
     findings = DEBUGGER.debug(tmp_path / "history.csv").runs[0].findings
     assert [finding.detection.failure.name for finding in findings] == expected
+
+
+def _parts_of_a_held_out_loss(tmp_path: Path, box: str, seg: str, test: str) -> RunReport:
+    rows = [f"{n},{3 / (n + 1) + 0.1:.5f},{box},{seg.format(2 / (n + 1) + 0.1)},{test}\n" for n in range(1, 41)]
+    (tmp_path / "results.csv").write_text(
+        "epoch,train/box_loss,val/box_loss,val/seg_loss,test/seg_loss\n" + "".join(rows)
+    )
+    (run,) = DEBUGGER.debug(tmp_path / "results.csv").runs
+    return run
+
+
+def test_a_held_out_loss_that_is_never_a_number_beside_one_that_is_was_computed_and_is_reported(tmp_path: Path) -> None:
+    run = _parts_of_a_held_out_loss(tmp_path, "nan", "{:.5f}", "")
+    assert [(f.detection.failure.name, f.detection.severity.value) for f in run.findings] == [("nan", "warning")]
+    assert run.findings[0].detection.signal == "val/box_loss"
+
+
+@pytest.mark.parametrize(("box", "seg", "test"), [("nan", "nan", ""), ("", "{:.5f}", ""), ("0.5", "{:.5f}", "nan")])
+def test_a_column_of_nan_is_unused_if_no_other_loss_of_its_split_is_measured(
+    tmp_path: Path, box: str, seg: str, test: str
+) -> None:
+    assert not _parts_of_a_held_out_loss(tmp_path, box, seg, test).findings

@@ -104,12 +104,17 @@ class NaNDetectionDetector(BaseDetector):
         return _non_finite(self.failure, signal, np.isnan(signal.values), "NaN", self.critical_share)
 
     def _evaluated(self, signal: Signal, losses: Sequence[Signal]) -> Detection | None:
-        """Return a held-out loss that is NaN; one that recovered while the training loss was finite did no harm."""
+        """Return a held-out loss that is NaN.
+
+        Beside a training loss that never was, one that recovered did no harm, and one that was NaN from the first
+        evaluation on says that it cannot be computed, not that the model is lost.
+        """
         found = self._values(signal)
-        if found is None or found.severity is Severity.CRITICAL or not losses:
+        if found is None or not losses or not all(bool(np.isfinite(loss.values).all()) for loss in losses):
             return found
-        finite = all(bool(np.isfinite(loss.values).all()) for loss in losses)
-        return replace(found, severity=Severity.INFO) if finite else found
+        if found.severity is Severity.CRITICAL:
+            return replace(found, severity=Severity.WARNING) if np.isnan(signal.values).all() else found
+        return replace(found, severity=Severity.INFO)
 
     def _to_the_end(self, signal: Signal) -> Detection | None:
         """Return a series that was a number and is NaN from some point to the end of the log."""

@@ -2,8 +2,8 @@
 
 * **missing**: the field is absent from a row of the kind that normally contains it. Its steps go to
   ``metadata["missing_steps"]``: a field that vanishes is evidence (Megatron omits a loss that is NaN).
-* **not collected**: the whole column is meaningless: only exact zeros where zero is never measured, or only
-  placeholders. The reason goes to ``metadata["not_collected"]``.
+* **not collected**: the whole column is meaningless: only exact zeros where zero is never measured, only NaN where
+  nothing else of its kind was measured, or only placeholders. The reason goes to ``metadata["not_collected"]``.
 * **zero** and **NaN** are values and stay in ``values``.
 
 A placeholder (the string ``"nan"`` among JSON numbers, ``NA`` in a CSV) is not NaN: if the whole row is placeholders
@@ -284,12 +284,28 @@ def _mark_not_collected(drafts: Sequence[_Draft]) -> None:
                 draft.metadata["not_collected"] = "every value is a placeholder"
         elif np.isnan(values[0]) and np.isnan(values).all():
             # A gradient that is NaN throughout is what a dead fp16 run looks like: it is a value, not a filler.
-            if finite_loss and len(values) > 1 and kind != "grad_norm":
+            if finite_loss and len(values) > 1 and kind != "grad_norm" and not _lost_beside_others(draft, drafts):
                 draft.metadata["not_collected"] = "every value is NaN from the first row on, but the loss is finite"
         elif values[0] == 0 and len(values) >= _MIN_ZEROS and not values.any() and not lost_gradient:
             unmeasured = kind == "grad_norm" and draft.meaning.layer is None and not _stands_still(losses)
             if kind in _NEVER_ALL_ZERO or unmeasured:
                 draft.metadata["not_collected"] = f"all {len(values)} values are exactly 0"
+
+
+def _lost_beside_others(draft: _Draft, drafts: Sequence[_Draft]) -> bool:
+    """Return whether a held-out loss that is always NaN belongs to evaluations that measured another loss.
+
+    They computed both: the column is not one that was never filled.
+    """
+    if draft.meaning.kind != "eval_loss":
+        return False
+    splits = EVALUATION_WORDS.intersection(plain(draft.column.name).split("_"))
+    return any(
+        other.meaning.kind == "eval_loss"
+        and EVALUATION_WORDS.intersection(plain(other.column.name).split("_")) == splits
+        and 2 * np.count_nonzero(np.isin(draft.steps, other.steps[np.isfinite(other.values)])) > len(draft.steps)
+        for other in drafts
+    )
 
 
 def _stands_still(losses: Sequence[_Draft]) -> bool:
