@@ -165,3 +165,16 @@ def test_a_count_of_steps_before_what_was_measured_is_its_place(tmp_path: Path, 
     (series,) = (signal for signal in run.signals if signal.name == name)
     assert series.values.tolist() == LOSSES
     assert series.steps.tolist() == [10_000.0 * n for n in range(24)]
+
+
+def test_the_best_epoch_named_after_the_last_row_is_no_place(tmp_path: Path) -> None:
+    rows = [
+        f"2020-05-19 {n:02d}:36:36,919 - precision: {0.9 - x / 4:.4f}, fscore: {0.8 - x / 4:.4f}"
+        for n, x in enumerate(LOSSES)
+    ]
+    (run,) = runs_of(
+        tmp_path, "log.log", "\n".join([*rows, "2020-05-20 00:40:20,555 - best epoch: 12 \t F1 = 0.74"]) + "\n"
+    )
+    fscore = {signal.name: signal for signal in run.signals}["fscore"]
+    assert fscore.steps.tolist() == list(range(24))
+    assert run.verdict is Verdict.HEALTHY

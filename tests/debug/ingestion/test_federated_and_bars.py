@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from holdfast.debug import MLSystemsDebugger, Verdict
 from holdfast.debug.ingestion.detection import read_file
 from holdfast.debug.ingestion.run_log import RunLog
 
@@ -95,3 +98,49 @@ def test_such_a_sum_is_read_at_the_end_of_its_epoch_if_the_rows_count_only_epoch
     (run,) = _read(tmp_path, "\n".join(["epoch,train_loss", *rows]))
     (loss,) = run.signals
     assert (loss.steps.tolist(), loss.values.tolist()) == ([1.0, 2.0, 3.0], [own[-1] for own in sums])
+
+
+def _clients(mark: str) -> str:
+    lines = []
+    for number, loss in enumerate(LOSSES):
+        lines.append(f"2026-04-29 09:5{number}:00,000 | INFO | Round {number + 1}")
+        for client in range(10):
+            own = loss * (1 + 0.4 * client) / 2
+            lines.append(
+                f"2026-04-29 09:5{number}:0{client},705 | INFO | {mark.format(client)} trained | loss: {own:.4f}"
+            )
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("mark", ["[client_{}]", "[Client {}]", "[party-{}]"])
+def test_clients_that_train_in_turn_have_a_loss_each(tmp_path: Path, mark: str) -> None:
+    (run,) = MLSystemsDebugger(plugins=False).debug(_written(tmp_path, _clients(mark))).runs
+    assert [signal.kind for signal in run.signals] == ["loss"] * 10
+    assert [round(float(v), 4) for v in run.signals[5].values] == [round(loss * 1.5, 4) for loss in LOSSES]
+    assert run.findings == ()
+    assert run.verdict is Verdict.HEALTHY
+
+
+def test_a_number_in_brackets_that_no_client_has_is_no_client(tmp_path: Path) -> None:
+    (run,) = MLSystemsDebugger(plugins=False).debug(_written(tmp_path, _clients("[chunk_{}]"))).runs
+    assert [signal.kind for signal in run.signals] == ["loss"]
+
+
+def _written(folder: Path, text: str) -> Path:
+    path = folder / "experiment.log"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_classes_of_the_last_validation_are_no_epochs(tmp_path: Path) -> None:
+    header = "      Epoch    GPU_mem   box_loss   cls_loss   dfl_loss  Instances       Size\n"
+    rows = "".join(
+        f"{header}      {n + 1}/8      2.29G      {x:.3f}      {x:.3f}      0.9      21      640\n"
+        for n, x in enumerate(LOSSES)
+    )
+    classes = "".join(
+        f"                    {n}s        157        159      0.782      0.994      0.813       0.64\n"
+        for n in range(2, 9)
+    )
+    (run,) = _read(tmp_path, f"model: yolo\nstarting\n{rows}      Class     Images  Instances      Box(P\n{classes}")
+    assert _series(run)["box_loss"] == list(enumerate(LOSSES, 1))

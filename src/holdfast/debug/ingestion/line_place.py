@@ -24,7 +24,8 @@ _OF_ALL = (
     *("total ", "max ", "num ", "warmup ", "per ", "every ", "save ", "eval ", "logging ", "all "),
     *("number of ", "total of ", "count of ", "out of ", "num of "),
 )
-_OF_ALL_EPOCHS = tuple(word for word in _OF_ALL if word != "eval ")  # "Eval epoch 3" is where it was measured.
+# "Eval epoch 3" is where it was measured; "best epoch: 3", after the last, is not.
+_OF_ALL_EPOCHS = (*(word for word in _OF_ALL if word != "eval "), "best ")
 # Both are searched for in lower case, and begin with a letter and not with a condition, so that the search skips all
 # other letters at once. What must come before the word is checked afterwards.
 _EPOCH = re.compile(

@@ -24,6 +24,8 @@ _RULE = re.compile(r"^[\s|:\-=+]+$")
 _APART = re.compile(r"\s{2,}|\t")
 _CELL = re.compile(r"^([-+]?[\d.,]+(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))(?:/\d+|[kKMGTB%]i?B?|m?s)?:?$", re.IGNORECASE)
 _TIME = re.compile(r"^\d{1,3}:\d\d(?::\d\d)?(?:\.\d+)?$")
+# Not "2s": the names of classes in a table below may look like numbers with a unit.
+_POSITION = re.compile(r"^[-+]?[\d.,]+(?:e[-+]?\d+)?(?:/\d+|[kKMGTB])?$")
 _BLANK = frozenset(("", "-", "--", "n/a", "na", "none"))
 _MAX_COLUMNS = 64
 
@@ -67,6 +69,8 @@ class _Reader(LineReader):
                 continue
             number = None if cell.lower() in _BLANK else to_number(cell)
             word = plain(name)
+            if (_is_counter(name) or word == "e") and number is not None and not _POSITION.match(cell):
+                return False
             if name == "#" or word in STEP_NAMES:
                 step = number
             elif word in (*EPOCH_NAMES, "e"):

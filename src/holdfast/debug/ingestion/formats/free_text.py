@@ -49,6 +49,8 @@ _WARNING = re.compile(r"\s?(?:[\w.~:-]{0,40}[/\\])?[\w./\\ -]{0,300}\.py:\d{1,6}
 _RANK = re.compile(
     r"^\s*\[(?:(?:default|rank|local_rank|gpu)[ _:=]?|[a-z]{1,20}\d{1,5}\|)(\d{1,5})\]:?\s*", re.IGNORECASE
 )
+# Members of a federation train in turn, on their own data: "[client_3] trained | loss: 0.5".
+_MEMBER = re.compile(r"\[(client|party|participant|silo)[ _#:=-]?(\d{1,5})\]", re.IGNORECASE)
 _LABEL = re.compile(r"^\s*(\d{1,4}):[\s\x1f]+(?=\S)")  # srun --label: "3: step 12 loss 2.5"
 _HELD_OUT = re.compile(r"[\[(](?:val|valid|validation|eval|evaluation|test|dev)[\])]", re.IGNORECASE)
 # "fit.py - 224 - [dev] loss: 0.5, accuracy: 0.9": before the first pair, with at most a counter between.
@@ -158,6 +160,9 @@ class _Reader(LineReader):
         rank, line = _rank_of(line)
         prefix = _PREFIX.match(line)
         text = line[prefix.end() :] if prefix else line
+        if "[" in line and (member := _MEMBER.search(line)) is not None:
+            rank = f"{member[1].lower()} {member[2]}/"
+            text = text.replace(member.group(), GAP)
         if reducing := _REDUCING.search(text):
             place = find_place(text[: reducing.start()])
             self._add(place, {f"{rank}lr": to_number(reducing.group(1))})
