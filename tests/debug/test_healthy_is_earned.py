@@ -153,3 +153,24 @@ def test_the_rows_of_one_trial_and_the_rewards_of_many_are_training(tmp_path: Pa
     for name, text in rows.items():
         (tmp_path / name).write_text(text + "\n")
         assert DEBUGGER.debug(tmp_path / name).verdict is Verdict.HEALTHY
+
+
+_NOISY = np.exp(np.random.default_rng(4).standard_normal(200))
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (0.02 * _NOISY, Verdict.HEALTHY),  # its best is the lowest of many levels
+        (0.02 * _NOISY * np.where(np.arange(200) > 170, 12.0, 1.0), Verdict.UNKNOWN),  # it left the level that it held
+        (0.02 * _NOISY * np.exp(np.maximum(0, np.arange(200) - 100) / 40.0), Verdict.UNKNOWN),  # it keeps rising
+    ],
+)
+def test_a_loss_that_fell_far_has_left_its_best_only_if_it_rose_from_where_it_settled(
+    loss: np.ndarray, expected: Verdict
+) -> None:
+    values = np.append(np.linspace(1.65, 0.05, 40), loss)
+    values[150] = values[151] = values[152] = values[153] = 0.001
+    values[-3:] = np.sort(values[-40:])[-8:-5]
+    found, _ = VerdictRule().judge((), [Signal("loss", np.arange(240.0), values, metadata={"kind": "loss"})])
+    assert found is expected

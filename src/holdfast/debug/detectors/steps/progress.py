@@ -44,7 +44,15 @@ class ProgressRule:
     best_parts: int = 50
     """… if both levels are medians of 1/n of its points, …"""
     best_points: int = 12
-    """… with at least this many points."""
+    """… with at least this many points, …"""
+    usual_share: float = 0.5
+    """… unless its last level was usual for this last fraction of its points, unlike the lowest of noisy ones: …"""
+    far_fall: float = 0.2
+    """… both their median and its last level are below this fraction of its first …"""
+    late_share: float = 0.25
+    """… and the median of this last fraction of its points …"""
+    usual_rise: float = 1.5
+    """… is at most this many times that of the others among them, whose highest is above the last level."""
     stretches: int = 10
     """A best that was lost, and not only left, is that of 1/n of the points, …"""
     least_stretch: int = 5
@@ -115,7 +123,18 @@ class ProgressRule:
         held = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=-1)
         lost = float(held[-1]) > self.converged * float(held[0])
         luck = float(np.exp(self.best_noises * noise_of(np.log(values)) / np.sqrt(width)))
-        return lost and float(held[-1]) > self.far_above_best * luck * float(held.min())
+        left = lost and float(held[-1]) > self.far_above_best * luck * float(held.min())
+        return left and not self._is_usual(values, float(held[0]), float(held[-1]))
+
+    def _is_usual(self, values: NDArray[np.float64], first: float, last: float) -> bool:
+        """Return whether a loss fell far and ends where it has been for half of the run, without having risen."""
+        settled = values[-max(self.best_points, int(self.usual_share * len(values))) :]
+        late = max(self.start_points, int(self.late_share * len(values)))
+        if len(settled) < 2 * late:
+            return False
+        before, after = float(np.median(settled[:-late])), float(np.median(settled[-late:]))
+        far = max(float(np.median(settled)), last) <= self.far_fall * first
+        return far and after <= self.usual_rise * before and last <= float(settled[:-late].max())
 
     def falls_throughout(self, signal: Signal) -> bool:
         """Return whether a series of whatever name falls as only a loss does: far, from above 1, and steadily."""
