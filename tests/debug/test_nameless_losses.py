@@ -83,3 +83,21 @@ def test_columns_without_names_that_all_fall_steadily_are_losses(tmp_path: Path)
         rows = [columns(n, *(series[n] for series in others)) for n in range(COUNT)]
         path.write_text("\n".join(rows) + "\n", encoding="utf-8")
         assert DEBUGGER.debug(path).verdict is verdict
+
+
+BELOW_ZERO = 3000 * np.exp(-np.arange(COUNT) / 15) - 2000
+
+
+@pytest.mark.parametrize(
+    ("form", "values", "expected"),
+    [
+        ("Epoch {n}/60 | train: {v:.3f} | val: {w:.3f}", BELOW_ZERO, Verdict.HEALTHY),  # minus a log-likelihood
+        ("Epoch {n}/60 | train: {v:.3f} | lr: 0.0010", BELOW_ZERO, Verdict.UNKNOWN),
+        ("Epoch {n}/60 | train: {v:.3f} | val: {w:.3f}", BELOW_ZERO[::-1], Verdict.UNKNOWN),
+    ],
+)
+def test_a_likelihood_that_both_splits_lower_below_zero_is_a_loss(
+    tmp_path: Path, form: str, values: np.ndarray, expected: Verdict
+) -> None:
+    report = debug(tmp_path, "train.log", lambda n, value: form.format(n=n, v=value, w=value + 20.0), values)
+    assert report.verdict is expected

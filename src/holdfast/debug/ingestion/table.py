@@ -209,16 +209,22 @@ def _with_losses(meanings: list[Meaning], columns: Sequence[Column]) -> list[Mea
         return [replace(meaning, kind="loss" if n in letters else meaning.kind) for n, meaning in enumerate(meanings)]
     splits = {number: word for number, column in enumerate(columns) if (word := plain(column.name)) in _SPLITS}
     unnamed = splits and not any(meaning.kind in _JUDGED for meaning in meanings)
-    if not unnamed or not any(_falls(columns[number].values) for number in splits):
+    if not unnamed or not (
+        any(_falls(columns[number].values) for number in splits)
+        or (len(splits) > 1 and all(_falls(columns[number].values, below_zero=True) for number in splits))
+    ):
         return meanings
     kinds = {number: "eval_loss" if word in EVALUATION_WORDS else "loss" for number, word in splits.items()}
     return [replace(meaning, kind=kinds.get(number, meaning.kind)) for number, meaning in enumerate(meanings)]
 
 
-def _falls(values: Floats) -> bool:
-    """Return whether the numbers are positive and end below their start, like a loss."""
+def _falls(values: Floats, *, below_zero: bool = False) -> bool:
+    """Return whether the numbers are positive and end below their start, like a loss.
+
+    The negative logarithm of a likelihood of continuous data begins above zero and may fall ``below_zero``.
+    """
     finite = values[np.isfinite(values)]
-    if len(finite) < MIN_FALLING or float(finite.min()) <= 0.0:
+    if len(finite) < MIN_FALLING or float(finite[0] if below_zero else finite.min()) <= 0.0:
         return False
     width = max(1, len(finite) // 10)
     return float(np.median(finite[-width:])) < float(np.median(finite[:width]))
