@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 from tests.debug.detectors.series import falling_loss, found_by, signal
 
+from holdfast.debug import MLSystemsDebugger, Verdict
 from holdfast.debug.detectors import (
     DivergentTrainingDetector,
     GradientExplosionDetector,
     LossPlateauDetector,
     LossSpikeDetector,
 )
+from holdfast.debug.detectors.steps.reward import RewardRule
+from holdfast.debug.ingestion.names import meaning_of
 from holdfast.debug.types import DetectionContext, Severity, Signal
 
 COUNT = 2000
@@ -198,3 +201,79 @@ def test_fewer_than_two_hundred_rewards_that_only_sink_or_are_nothing_are_a_plat
 )
 def test_few_rewards_that_rise_or_gained_something_or_merely_differ_are_none(values: np.ndarray) -> None:
     assert found_by(LossPlateauDetector(), reward(values)) == ()
+
+
+STEADY = -13.0 + 0.09 * NOISE[:200]
+
+
+def test_rewards_below_zero_that_hardly_differ_in_two_hundred_episodes_are_a_plateau() -> None:
+    (found,) = found_by(LossPlateauDetector(), reward(STEADY))
+    assert (found.failure.name, found.severity) == ("plateau", Severity.WARNING)
+
+
+@pytest.mark.parametrize(
+    "values", [-STEADY, STEADY[:150], STEADY * 1e-3 - 5 * NOISE[:200], STEADY + np.linspace(0, 0.2, 200)]
+)
+def test_rewards_that_differ_or_rise_or_may_be_at_their_maximum_are_none(values: np.ndarray) -> None:
+    assert found_by(LossPlateauDetector(), reward(values)) == ()
+
+
+def mean_reward(values: np.ndarray) -> Signal:
+    return signal("rollout/ep_rew_mean", values, kind="reward")
+
+
+SINKS = -10.0 + 57.0 * np.exp(-np.arange(90) / 10.0) + NOISE[:90]
+
+
+def test_a_mean_over_episodes_that_only_sank_needs_fewer_points_to_be_a_plateau() -> None:
+    (found,) = found_by(LossPlateauDetector(), mean_reward(SINKS))
+    assert found.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    "seen", [mean_reward(SINKS[:40]), reward(SINKS), mean_reward(SINKS[::-1]), mean_reward(np.r_[SINKS, SINKS[::-1]])]
+)
+def test_a_mean_that_is_short_or_rises_again_and_a_short_reward_are_none(seen: Signal) -> None:
+    assert found_by(LossPlateauDetector(), seen) == ()
+
+
+def test_how_well_rewards_are_predicted_is_not_what_an_agent_earns() -> None:
+    for name in ("reward_precision", "reward_recall", "reward_bacc", "reward_f1"):
+        assert meaning_of(name).kind == "metric"
+    for name in ("reward_rate", "avg_reward_ci", "reward_sem", "eval_rewards_std"):
+        assert meaning_of(name).kind is None
+    for name in ("reward", "reward_mean", "avg_reward", "rewards_train"):
+        assert meaning_of(name).kind == "reward"
+
+
+def test_a_model_of_rewards_that_are_never_given_is_judged_by_its_losses() -> None:
+    count = 2000
+    rows = [
+        {
+            "step": n,
+            "mse_loss": float(x),
+            "reward_precision": 0.0,
+            "reward_recall": 0.0,
+            "reward_bacc": 0.5,
+            "reward_rate": float(r),
+        }
+        for n, (x, r) in enumerate(
+            zip(falling_loss(count, start=0.1, end=1e-3, noise=1e-5), 0.02 * np.abs(NOISE), strict=True)
+        )
+    ]
+    assert MLSystemsDebugger(plugins=False).debug(rows).verdict is Verdict.HEALTHY
+
+
+EPISODES = np.random.default_rng(2).standard_normal(500)
+ROSE = -380.0 + 220.0 * (1 - np.exp(-np.arange(500) / 80.0)) + 60.0 * EPISODES
+
+
+def test_a_noisy_reward_that_rose_and_whose_last_block_alone_is_low_has_not_given_its_gain_back() -> None:
+    rule = RewardRule()
+    low = ROSE.copy()
+    low[-25:] -= 60.0
+    lost = ROSE.copy()
+    lost[-60:] -= 120.0
+    assert rule.rises(reward(low))
+    assert not rule.given_back(reward(low))
+    assert rule.given_back(reward(lost))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.debug.attribution.test_engine import explain
 from tests.debug.detectors.series import falling_loss, found_by, signal
 
+from holdfast.debug import MLSystemsDebugger
 from holdfast.debug.detectors import (
     DivergentTrainingDetector,
     GradientExplosionDetector,
@@ -234,3 +236,36 @@ def test_a_return_that_sinks_a_little_or_on_a_harder_task_or_beside_one_that_ris
 def test_a_return_that_sinks_in_a_live_run_is_not_yet_a_collapse() -> None:
     live = DetectionContext(live=True)
     assert found_by(PolicyCollapseDetector(), sinking("return/test", 900.0, 300.0), context=live) == ()
+
+
+def _stages(*levels: float, count: int = 300, fall: float = 0.0) -> str:
+    """Write a log whose counter of episodes begins again with each task; within the last task the return may fall."""
+    generator = np.random.default_rng(12)
+    lines = []
+    for number, level in enumerate(levels):
+        rewards = level + 10.0 * generator.standard_normal(count) + 30.0 * np.minimum(1.0, np.arange(count) / 100)
+        if number == len(levels) - 1:
+            rewards[count // 2 :] -= fall
+        lines += [f"[INFO] Episode {n}/{count} | Reward: {reward:.2f}" for n, reward in enumerate(rewards, 1)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (_stages(150.0, 120.0, -300.0), []),
+        (_stages(150.0, 120.0, -300.0, fall=400.0), ["policy_collapse"]),
+        (_stages(150.0, count=600, fall=400.0), ["policy_collapse"]),
+    ],
+)
+def test_a_return_is_not_compared_with_that_of_an_earlier_task(tmp_path: Path, text: str, expected: list[str]) -> None:
+    (tmp_path / "train.log").write_text(text, encoding="utf-8")
+    (run,) = MLSystemsDebugger(plugins=False).debug(tmp_path / "train.log").runs
+    assert [finding.detection.failure.name for finding in run.findings] == expected
+
+
+def test_a_counter_that_begins_again_every_few_rows_counts_no_tasks() -> None:
+    values = np.append(np.linspace(0.0, 100.0, 150), np.full(150, -20.0))
+    often = signal("reward", values, metadata={"restarts": np.arange(10.0, 300.0, 10.0)})
+    assert RewardRule().stages(often) == [often]
+    assert found_by(PolicyCollapseDetector(), often)

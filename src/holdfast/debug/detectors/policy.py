@@ -102,8 +102,10 @@ class PolicyCollapseDetector(BaseDetector):
         burst = self._burst(of_kind(signals, "kl"))
         returns = sorted(of_kind(signals, "reward"), key=_usefulness)
         if returns:
-            found = self._fallen(returns[0], entropies, burst)
-            if found is None and not context.live and not self.reward.any_rises(signals):
+            stages = self.reward.stages(returns[0])  # A return is compared only with that of the same task.
+            fallen = (self._fallen(stage, entropies, burst) for stage in stages)
+            found = next((seen for seen in fallen if seen is not None), None)
+            if found is None and len(stages) == 1 and not context.live and not self.reward.any_rises(signals):
                 found = self._sunk(returns[0], entropies, burst)
             # A live run may yet find its first reward.
             settled = None if found or context.live else self.reward.settled_for_nothing(signals)

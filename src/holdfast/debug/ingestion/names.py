@@ -99,11 +99,14 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(^|_)(time|packet|stop|profit(_and)?)_loss$", ""),
         (r"(^|_)fp16_scale$", "loss_scale"),
         (
-            r"(^|_)rewards?_(std|chosen|rejected|margins?)(_|$)|(^|_)(rewards?_\w*|ep_(rew|ret)|std_ep_ret\w*)_?std$"
+            r"(^|_)rewards?_(std|chosen|rejected|margins?)(_|$)|(^|_)(rewards?_(\w*_)?|rewards?|ep_(rew|ret)_?|std_ep_ret\w*_?)(std|ci\d*|sem|stderr)$"
             r"|^std_(of_)?(ep_)?(rew\w*|ret\w*)$|(^|_)frac_reward_",
             "",
         ),
         (r"(^|_)rewards?_accurac(y|ies)(_|$)", "metric+"),
+        # How well a model predicts rewards, and how common they are in its data: nothing that an agent earns.
+        (r"(^|_)rewards?_(prec(ision)?|recall|b?acc|f_?1|au(ro)?c)$", "metric+"),
+        (r"(^|_)rewards?_rate$", ""),
         (r"(^|_)(throughput|device)_(hook_time|total_\w+|data_loading)$", ""),
         (
             r"^throughput_duration$|(^|_)timing_s_step$|(^|_)(s|sec|seconds)_(per_)?(it|iter|iteration|step|batch)$",
@@ -196,7 +199,7 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(^|_)(reward|rewards|return|returns|rew|ep_ret)(_|$)", "reward"),
         (r"(^|_)(avg|average|mean|episode|total|running|game)_?\d*_scores?$", "reward"),
         (
-            r"(^|_)(acc\w?|accuracy|accuracies|acc_?\d|top_?[15]|f1|f1_score|precision|recall|auc|auroc|roc_auc|map|m_ap\w*|ap|ap_?(50|75)|a_?ps|a_?pm|a_?pl|prec(_?[15])?"
+            r"(^|_)(acc\w?|accuracy|accuracies|acc_?\d|top_?[15]|f1|f1_score|f_?score|precision|recall|auc|auroc|roc_auc|map|m_ap\w*|ap|ap_?(50|75)|a_?ps|a_?pm|a_?pl|prec(_?[15])?"
             r"|map_?50\w*|iou|miou|m_io_u|(sacre)?bleu\w*|rouge\w*|meteor|exact_match|em|hella\w*|hellaswag|psnr|ssim|dice|dsc|r2"
             r"|r_2|r2_score|correct|success_rate|mcc|kappa|sensitivity|specificity|cider\w*|spice|chrf\w*|bert_?score|inception_score|elo|solved_rate|pass_?\d+|spearman\w*|pearson\w*|ndcg|hits?(_?(rate|ratio|at))?(_?\d+)?|mrr|fitness|srcc|plcc|krcc|srocc|win_?rate)(_|$)|_scores?$",
             "metric+",

@@ -8,7 +8,7 @@ with asynchronous loggers; rows on different sides of a restart are never mixed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ class StepAxis:
     notes: tuple[str, ...] = ()
     epoch_boundaries: Floats | None = None
     log_interval: float | None = None
+    restarts: Floats | None = None
+    """The steps at which the printed counter was back at its start, and no epoch explains it."""
 
 
 def repair_steps(
@@ -68,7 +70,7 @@ def repair_steps(
         ordered_epochs = whole_epochs if axis.order is None else whole_epochs[axis.order]
         changed = np.flatnonzero(np.diff(ordered_epochs) > 0) + 1
         boundaries = ordered[changed] if 0 < len(changed) < max(2, len(ordered) // 2) else None
-    return StepAxis(axis.steps, axis.order, axis.events, axis.notes, boundaries, _interval(ordered))
+    return replace(axis, epoch_boundaries=boundaries, log_interval=_interval(ordered))
 
 
 def fill_gaps(values: Floats) -> Floats:
@@ -107,7 +109,8 @@ def _repair_main(steps: Floats, epochs: Floats | None, pass_length: float | None
         return StepAxis(_count_on(steps, drops) + _before_first(steps, epochs, drops))
     if near_start and len(drops) * 2 <= len(steps) + 1 and not np.all(late <= stride):
         note = f"the step counter restarts {len(drops)} times; steps are counted across restarts"
-        return StepAxis(_count_on(steps, drops), notes=(note,))
+        counted = _count_on(steps, drops)
+        return StepAxis(counted, notes=(note,), restarts=counted[drops] if epochs is None else None)
     limit = min(max(rule.late_strides * stride, rule.late_share * span), rule.disorder_share * span)
     if np.all(late <= limit) and len(drops) > 1:
         order = np.argsort(steps, kind="stable")
@@ -141,7 +144,7 @@ def _with_others(axis: StepAxis, raw: Floats, own: NDArray[np.int64]) -> StepAxi
         steps = np.where(fits, raw, steps)
     steps[own] = axis.steps
     if axis.order is None:
-        return StepAxis(np.maximum.accumulate(steps), None, axis.events, axis.notes)
+        return replace(axis, steps=np.maximum.accumulate(steps))
     kept = np.zeros(count, dtype=bool)
     kept_own = np.zeros(len(own), dtype=bool)
     kept_own[axis.order] = True

@@ -101,6 +101,8 @@ class Table:
                 metadata["missing_steps"] = np.sort(lost)
             if self.axis.epoch_boundaries is not None:
                 metadata["epoch_boundaries"] = self.axis.epoch_boundaries
+            if self.axis.restarts is not None and meaning.kind == "reward":
+                metadata["restarts"] = self.axis.restarts
             if self.axis.log_interval is not None:
                 metadata["log_interval"] = self.axis.log_interval
             drafts.append(_Draft(column, meaning, steps, values, metadata))

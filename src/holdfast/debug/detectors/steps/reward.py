@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +69,9 @@ class RewardRule:
     preferred_points: int = 8
     """… over at least this many points: among fewer, so clear an order is not rare by chance."""
     given_back_share: float = 0.3
-    """Maximum fraction of its gain that a reward may lose at the end and still show that the agent improved."""
+    """Maximum fraction of its gain that a reward may lose at the end and still show that the agent improved …"""
+    given_back_blocks: int = 2
+    """… where the end is the mean of this many blocks: a single one may be low by chance."""
     fall_share: float = 0.9
     """Minimum fraction of pairs of a best and a late reward in which the late one is lower, for a fall."""
     fall_points: int = 300
@@ -98,12 +101,16 @@ class RewardRule:
     """Minimum number of rewards for one that is constant, and not above zero, to show that nothing is learnt …"""
     constant_share: float = 1e-3
     """… to within this fraction of it, …"""
+    steady_share: float = 0.01
+    """… or one of ``floor_points`` below zero whose standard deviation is below this fraction of its level, and whose
+    second half is no better than its first, by standard errors (``flat_start_errors``): nothing that the agent tries
+    makes a difference, …"""
     nothing_share: float = 0.75
     """… or one that is exactly 0, its minimum, at this fraction of the points of each half, and no better in the second
     …"""
     sunk_share: float = 0.9
     """… or one of which this fraction of all pairs of an early and a late reward sank, and no block of which was ever
-    higher than its first by ``flat_noises``."""
+    higher than its first by ``flat_noises``; of means over many episodes, ``still_means`` are enough for that."""
     sunk_evaluation: float = 0.4
     """The policy has collapsed if the return of an evaluation, whose task stays the same, sank in that way by at least
     this fraction of its first level …"""
@@ -133,10 +140,25 @@ class RewardRule:
     """… and has at least this many points."""
     idle_gain: float = 0.1
     """Maximum gain of a reward since then, as a fraction of it, if the value function is idle too."""
+    stage_points: int = 100
+    """Minimum number of rewards between two restarts of the counter of episodes for these to separate stages, each with
+    its own task and level of rewards."""
     ceiling_share: float = 0.05
     """The fraction of rewards at the maximum from which there may be nothing more to learn."""
     select: SelectRule = field(default_factory=SelectRule)
     """Whether a log contains the beginning of its run."""
+
+    def stages(self, signal: Signal) -> list[Signal]:
+        """Return the parts of a reward between restarts of its counter: episodes do not come in passes over data."""
+        restarts = signal.metadata.get("restarts")
+        if restarts is None:
+            return [signal]
+        bounds = [0, *np.searchsorted(signal.steps, restarts).tolist(), len(signal.steps)]
+        if min(np.diff(bounds[:-1]), default=0) < self.stage_points:
+            return [signal]
+        rest = {key: value for key, value in signal.metadata.items() if key != "restarts"}
+        parts = [slice(begin, end) for begin, end in pairwise(bounds) if end > begin]
+        return [replace(signal, steps=signal.steps[p], values=signal.values[p], metadata=rest) for p in parts]
 
     def holds(self, signals: Sequence[Signal]) -> bool:
         """Return whether a reward was logged and did not fall: an agent's loss may rise as it improves.
@@ -196,7 +218,7 @@ class RewardRule:
             return False
         levels = np.array([float(part.mean()) for part in np.array_split(values, blocks)])
         best, wander = float(levels.max()), float(np.median(np.abs(np.diff(levels))))
-        fell = best - float(levels[-1])
+        fell = best - float(levels[-self.given_back_blocks :].mean())
         return fell >= self.given_back_share * (best - float(levels[0])) and fell >= self.wandering * wander > 0.0
 
     def stands(self, signal: Signal) -> bool:
@@ -252,11 +274,37 @@ class RewardRule:
 
     def never_rose(self, signal: Signal) -> bool:
         """Return whether a long reward that was logged from the start stayed where it was, or sank."""
-        return self.stands(signal) or self.at_floor(signal) or self.hardly_moves(signal) or self._never_gains(signal)
+        stages = self.stages(signal)
+        if len(stages) > 1:
+            counted = [replace(stage, steps=stage.steps - stage.steps[0]) for stage in stages]
+            return all(self.never_rose(stage) for stage in counted)
+        return (
+            self.stands(signal)
+            or self.at_floor(signal)
+            or self.hardly_moves(signal)
+            or self._makes_no_difference(signal)
+            or self._never_gains(signal)
+        )
+
+    def _makes_no_difference(self, signal: Signal) -> bool:
+        """Return whether all of many rewards below zero are almost the same, and late ones no better than early ones.
+
+        A level above zero may be the maximum.
+        """
+        values = signal.values[np.isfinite(signal.values)]
+        if len(values) < self.floor_points or float(values.max()) >= 0.0:
+            return False
+        early, late = np.array_split(values, 2)
+        spread = float(values.std())
+        gain = float(late.mean() - early.mean())
+        steady = spread <= self.steady_share * -float(values.mean())
+        return steady and gain <= self.flat_start_errors * spread * float(np.sqrt(4.0 / len(values)))
 
     def _never_gains(self, signal: Signal) -> bool:
         """Return whether a reward that is too short to be called flat is zero at most points, or only sank."""
         values = signal.values[np.isfinite(signal.values)]
+        if is_running_mean(signal) and self.still_means <= len(values) < self.constant_points:
+            return self._only_sank(values) is not None
         if len(values) < self.constant_points or float(np.ptp(values)) == 0.0:
             return False
         early, late = np.array_split(values, 2)
