@@ -379,3 +379,36 @@ def test_the_loss_of_an_agent_grows_from_almost_nothing_as_it_finds_rewards(peak
 @pytest.mark.parametrize("name", ["TimeLoss", "packet_loss", "stop_loss"])
 def test_a_loss_that_no_model_has_is_none(name: str) -> None:
     assert meaning_of(name).kind is None
+
+
+def _one_answer(*, own: np.ndarray, held_out: np.ndarray, loss: float) -> list[Signal]:
+    return [
+        signal("train_loss", np.append(0.49, np.linspace(0.392, 0.374, 11)), kind="loss"),
+        share("train_acc", own),
+        signal("val_loss", np.linspace(0.389, loss, 12), kind="eval_loss"),
+        share("val_acc", held_out, split="eval"),
+    ]
+
+
+SAME = np.full(12, 0.44226)
+STARTS_LOWER = np.append(0.40815, SAME[1:] + 1e-6)
+
+
+def test_an_accuracy_that_never_changes_held_out_or_in_training_is_one_answer() -> None:
+    (found,) = found_by(LossPlateauDetector(), *_one_answer(own=STARTS_LOWER, held_out=SAME, loss=0.369))
+    assert (found.failure.name, found.severity, found.signal) == ("plateau", Severity.WARNING, "val_acc")
+
+
+@pytest.mark.parametrize(
+    ("own", "held_out", "loss"),
+    [
+        (np.linspace(0.40, 0.46, 12), SAME, 0.369),  # training moves
+        (STARTS_LOWER, SAME, 0.2),  # the accuracy does not fit the task
+        (STARTS_LOWER, STARTS_LOWER + 1e-3 * NOISE[:12], 0.369),
+        (np.full(12, 0.97), np.full(12, 0.97), 0.369),
+    ],
+)
+def test_an_accuracy_that_moves_or_is_high_or_beside_a_loss_that_falls_is_none(
+    own: np.ndarray, held_out: np.ndarray, loss: float
+) -> None:
+    assert found_by(LossPlateauDetector(), *_one_answer(own=own, held_out=held_out, loss=loss)) == ()

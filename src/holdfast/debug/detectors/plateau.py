@@ -121,6 +121,13 @@ class LossPlateauDetector(BaseDetector):
                 f"is {level:.4g} in all {len(guess.values)} evaluations, and every loss is above the cost of guessing"
             )
             return self._warned(guess, claim, level, {"level": level})
+        if (same := self.stall.score.answers_once(signals)) is not None:
+            level = float(same.values[0])
+            claim = (
+                f"is {level:.4g} in all {len(same.values)} evaluations, and so is the accuracy in training: one answer "
+                "for every sample"
+            )
+            return self._warned(same, claim, level, {"level": level})
         if (zero := self.stall.score.all_zero(signals)) is not None:
             claim = (
                 f"is exactly 0 in all {len(zero.values)} evaluations, and so is every other score: nothing is detected"

@@ -87,7 +87,13 @@ class ScoreRule:
     """Minimum number of evaluations in which a held-out accuracy is identical to the last digit for it to be a constant
     answer …"""
     frozen_good: float = 0.9
-    """… unless it is above this: few samples, all of them known."""
+    """… unless it is above this: few samples, all of them known. It is a finding …"""
+    frozen_share: float = 0.8
+    """… if an accuracy in training is the same at this fraction of the points, while the model changes, …"""
+    frozen_digits: float = 1e-4
+    """… to within this fraction of it, as the mean of batches is rounded, …"""
+    frozen_fall: float = 0.1
+    """… and no held-out loss fell by more than this fraction: of a regression, accuracies may be constant."""
     progress: ProgressRule = field(default_factory=ProgressRule)
     """When a series improves."""
     select: SelectRule = field(default_factory=SelectRule)
@@ -130,6 +136,21 @@ class ScoreRule:
             if abs(float(values[0]) * classes - 1.0) <= self.guess_digits and lowest >= np.log(classes):
                 return signal
         return None
+
+    def answers_once(self, signals: Sequence[Signal]) -> Signal | None:
+        """Return a held-out accuracy of one constant answer: it never changes, nor does that of training."""
+        held_out = _held_out(signals)
+        frozen = [signal for signal in held_out if ACCURACY.search(signal.name) and self._is_frozen(signal)]
+        losses = [signal for signal in held_out if signal.kind == "eval_loss" and count_of(signal)]
+        own = [
+            signal
+            for signal in of_kind(signals, "metric")
+            if ACCURACY.search(signal.name) and signal.metadata.get("split") != "eval" and signal.layer is None
+        ]
+        alike = [signal for signal in own if self._is_mostly_frozen(signal)]
+        if not frozen or not alike or len(alike) < len(own) or not losses or any(map(self._fell, losses)):
+            return None
+        return frozen[0] if self.select.began(frozen[0].steps) else None
 
     def all_zero(self, signals: Sequence[Signal]) -> Signal | None:
         """Return a score if each of several is exactly 0 in a long run that was really evaluated."""
@@ -275,6 +296,18 @@ class ScoreRule:
             return False
         middle = float(np.median(values[third:-third]))
         return float(np.median(values[-third:])) > middle + (self.nothing_climbs - 1.0) * abs(middle)
+
+    def _is_mostly_frozen(self, signal: Signal) -> bool:
+        values = self.select.as_share(signal.values[np.isfinite(signal.values)])
+        if len(values) < self.frozen_points:
+            return False
+        level = float(np.median(values))
+        same = np.abs(values - level) <= self.frozen_digits * level
+        return 0.0 < level < self.frozen_good and float(np.mean(same)) >= self.frozen_share
+
+    def _fell(self, loss: Signal) -> bool:
+        values = loss.values[np.isfinite(loss.values)]
+        return float(values[0] - values.min()) > self.frozen_fall * abs(float(values[0]))
 
     def _is_frozen(self, signal: Signal) -> bool:
         values = self.select.as_share(signal.values[np.isfinite(signal.values)])
