@@ -92,7 +92,8 @@ REFUSED_FORMS: dict[str, tuple[Any, str]] = {
     "a key of 300 parts": ({tuple(range(300)): 1}, "parts"),
     "a special attribute": (argparse.Namespace(__x=1), "starts with two underscores"),
     "an object whose state a function sets": (Built(), "set by a function"),
-    "a slice of text": (slice("a", "b"), "unexpected arguments"),
+    "a slice of lists": (slice([1], [2]), "other than numbers, text and tuples of these: a list"),
+    "a slice of nested tuples": (slice(((1,),)), "other than numbers, text and tuples of these: a tuple"),
 }
 """What pickles, is not in the list of what is rebuilt, and uses no class that could be allowed."""
 
@@ -284,6 +285,42 @@ def test_what_is_refused_beside_a_large_item_is_named_too(tmp_path: Path, parall
     with pytest.raises(UnsafeCheckpointError, match="Outer") as raised:
         load({"o": None, "w": torch.zeros(1000, 1000), "b": None}, ParallelFileSystemReader(folder, parallel=parallel))
     assert raised.value.names == [f"{__name__}.Outer"]
+
+
+RARE = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2, torch.complex32)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("dtype", RARE, ids=str)
+def test_a_tensor_that_torch_saves_but_cannot_load_is_refused_with_what_to_save_instead(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    plain = torch.zeros(4, dtype=torch.int32).view(dtype)
+    leaf = plain.clone().requires_grad_()
+    with pytest.raises(RuntimeError):
+        torch_again(leaf)
+    with pytest.warns(UserWarning, match=f"dtype {dtype} that requires gradients, which torch.load cannot load"):
+        checkpoint.save({"o": (leaf,), "odd": held(endless())}, tmp_path / "c", step=1)
+    with pytest.raises(UnsafeCheckpointError, match="requires gradients") as caught:
+        checkpoint.load({"o": None}, tmp_path / "c", warn_not_loaded=False)
+    assert caught.value.hint == (
+        "save tensor.detach() or torch.nn.Parameter(tensor) instead; trusted=True does not help"
+    )
+    with pytest.raises(UnsafeCheckpointError) as both:
+        checkpoint.load({"o": None, "odd": None}, tmp_path / "c")
+    assert str(both.value.hint).startswith("pass trusted=True if you made this checkpoint yourself; save tensor.")
+    checkpoint.save({"o": (leaf.detach(), torch.nn.Parameter(plain))}, tmp_path / "d", step=1)
+    state: dict[str, Any] = {"o": None}
+    checkpoint.load(state, tmp_path / "d")
+    assert [value.dtype for value in state["o"]] == [dtype, dtype]
+
+
+def torch_again(value: Any) -> Any:
+    """The value as torch alone saves and loads it."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
 
 
 TENSORS: dict[str, Callable[[], Any]] = {

@@ -3,6 +3,9 @@
 This is the reviewed list. A maker receives what the pickle would have passed to a constructor and to ``__setstate__``,
 checks every part of it, and raises ``ValueError`` (or ``TypeError``) for anything that its type would not have
 written. No maker imports, calls or sets anything that the pickle chose.
+
+The arguments are a tuple. Any other part may be a ``range`` or an expanded tensor, which takes a few bytes in the file
+and exabytes as a list: its exact type is checked before it is unpacked, iterated, converted or compared.
 """
 
 from __future__ import annotations
@@ -32,6 +35,10 @@ Maker = Callable[[tuple[Any, ...], Any], Any]
 """Makes a value from the arguments and the state that the pickle holds for it."""
 
 MAX_DECIMAL_DIGITS = 10_000
+MAX_DIMENSIONS = 64
+"""Same as NumPy's."""
+MAX_SLICE_PARTS = 256
+"""Maximum number of members of a tuple in a slice, which may be a key: the same as for tuples as keys."""
 _ALIGNED = 0x80  # NumPy's NPY_ALIGNED_STRUCT
 _NUMPY_DTYPE_VERSIONS = (3, 4)  # written since NumPy 1.0, without and with metadata; NumPy reads no others
 _NUMPY_ARRAY_VERSION = 1
@@ -42,6 +49,17 @@ def _only(kind: type, *values: Any) -> None:
     for value in values:
         if type(value) is not kind:
             raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
+
+
+def _tuple(value: Any, least: int, most: int, kind: type = object) -> tuple[Any, ...]:
+    """Return a tuple whose length is within bounds, of values of one type; raise for anything else."""
+    _only(tuple, value)
+    if not least <= len(value) <= most:
+        raise ValueError(f"expected a tuple of {least} to {most} values, got {len(value)}")
+    if kind is not object:
+        _only(kind, *value)
+    found: tuple[Any, ...] = value
+    return found
 
 
 def _no_state(state: Any) -> None:
@@ -101,6 +119,19 @@ def _of_numbers(kind: type, most: int, allowed: tuple[type, ...]) -> Maker:
         return kind(*arguments)
 
     return make
+
+
+def _slice(arguments: tuple[Any, ...], state: Any) -> slice:
+    """Return a slice of numbers and text, or of tuples of these, as labels of a table are."""
+    _no_state(state)
+    _tuple(arguments, 1, 3)
+    for member in arguments:
+        parts = _tuple(member, 0, MAX_SLICE_PARTS) if type(member) is tuple else (member,)
+        for part in parts:
+            if type(part) not in (int, float, str, bool, type(None)):
+                kind = type(part).__name__
+                raise TypeError(f"a slice of something other than numbers, text and tuples of these: a {kind}")
+    return slice(*arguments)
 
 
 def _of_time(kind: type, sizes: int) -> Maker:
@@ -167,7 +198,8 @@ def _counter(arguments: tuple[Any, ...], state: Any) -> collections.Counter[Any]
 
 def _default_dict(arguments: tuple[Any, ...], state: Any) -> collections.defaultdict[Any, Any]:
     _no_state(state)
-    if len(arguments) > 1 or any(one is not None and one not in FACTORIES.values() for one in arguments):
+    factories = (None, *FACTORIES.values())
+    if len(arguments) > 1 or any(all(one is not factory for factory in factories) for one in arguments):
         raise ValueError("a default factory other than list, dict, set, int, float, str or tuple")
     return collections.defaultdict(*arguments)
 
@@ -190,15 +222,17 @@ def _encode(arguments: tuple[Any, ...], state: Any) -> bytes:
     """Return bytes, which protocol 2 stores as text to encode."""
     _no_state(state)
     text, encoding = arguments
-    _only(str, text)
+    _only(str, text, encoding)
     if encoding not in ("latin1", "latin-1"):
         raise ValueError(f"bytes saved as {encoding!r}")
     return bytes(text, "latin-1")
 
 
 def _bytes_io(arguments: tuple[Any, ...], state: Any) -> io.BytesIO:
-    content, position, attributes = state
+    content, position, attributes = _tuple(state, 3, 3)
     _only(bytes, content)
+    if type(attributes) not in (dict, type(None)):
+        raise TypeError(f"expected dict, got {type(attributes).__name__}")
     if arguments or type(position) is not int or not 0 <= position < 1 << 62 or attributes:
         raise ValueError("invalid state for a BytesIO")
     made = io.BytesIO(content)
@@ -207,9 +241,14 @@ def _bytes_io(arguments: tuple[Any, ...], state: Any) -> io.BytesIO:
 
 
 def _uuid(arguments: tuple[Any, ...], state: Any) -> uuid.UUID:
-    if arguments or set(state) - {"int", "is_safe"}:
+    _only(dict, state)
+    if arguments or state.keys() - {"int", "is_safe"}:
         raise ValueError("invalid state for a UUID")
-    safety = uuid.SafeUUID(state["is_safe"]) if "is_safe" in state else uuid.SafeUUID.unknown
+    _only(int, state["int"])
+    safe = state.get("is_safe")
+    if type(safe) not in (int, type(None)):
+        raise TypeError(f"expected a number that says whether a UUID is safe, got {type(safe).__name__}")
+    safety = uuid.SafeUUID(safe)
     return uuid.UUID(int=state["int"], is_safe=safety)
 
 
@@ -220,29 +259,33 @@ def _numpy_dtype(arguments: tuple[Any, ...], state: Any) -> Any:
         raise ValueError(f"unsupported NumPy dtype {code!r}")
     if state is None:
         return np.dtype(code)
-    version, order, base, names, fields, itemsize, _alignment, flags, *more = state
-    _only(int, version)
+    version, order, base, names, fields, itemsize, _alignment, flags, *more = _tuple(state, 8, 9)
+    _only(int, version, itemsize, flags)
+    _only(str, order)
     if version not in _NUMPY_DTYPE_VERSIONS:
         raise ValueError(f"a NumPy dtype of unknown version {version}")
     if order not in ("<", ">", "|", "="):
         raise ValueError("a NumPy dtype with an unknown byte order")
     metadata = more[0] if more else None
     if base is not None:
-        made = _numpy_subarray(*base)
+        made = _numpy_subarray(*_tuple(base, 2, 2))
     elif names is not None:
         made = _numpy_record(names, fields, itemsize, aligned=bool(flags & _ALIGNED))
     elif code in ("m8", "M8"):
-        metadata, unit = more[0]
-        made = _numpy_time(order + code, *unit)
+        metadata, unit = _tuple(more[0], 2, 2)
+        made = _numpy_time(order + code, *_tuple(unit, 2, 4))
     else:
         made = np.dtype(order + code)
     if itemsize not in (-1, made.itemsize):
         raise ValueError("a NumPy dtype with the wrong size")
+    if metadata is not None:
+        _only(dict, metadata)
     return np.dtype(made, metadata=metadata) if metadata is not None else made
 
 
 def _numpy_time(code: str, name: Any, count: Any, *rest: Any) -> Any:
-    text = bytes(name).decode("ascii")
+    _only(bytes, name)  # an integer would allocate that many bytes
+    text = name.decode("ascii")
     _only(int, count, *rest)
     # NumPy itself writes 1 for the divisor and the event, and reads nothing else.
     if not re.fullmatch(r"[A-Za-z]{1,7}", text) or not 1 <= count < 1 << 31 or any(number != 1 for number in rest):
@@ -257,14 +300,14 @@ def _numpy_time(code: str, name: Any, count: Any, *rest: Any) -> Any:
 def _numpy_subarray(element: Any, shape: Any) -> Any:
     if not isinstance(element, np.dtype) or element.hasobject:
         raise ValueError("a NumPy dtype of arrays of objects")
-    _only(tuple, shape)
-    _only(int, *shape)
-    return np.dtype((element, shape))
+    return np.dtype((element, _tuple(shape, 0, MAX_DIMENSIONS, int)))
 
 
-def _numpy_record(names: Any, fields: Any, itemsize: Any, *, aligned: bool) -> Any:
+def _numpy_record(names: Any, fields: Any, itemsize: int, *, aligned: bool) -> Any:
+    _only(tuple, names)
     _only(str, *names)
-    parts = [fields[name] for name in names]
+    _only(dict, fields)
+    parts = [_tuple(fields[name], 2, 3) for name in names]
     for part, offset, *title in parts:
         if not isinstance(part, np.dtype) or type(offset) is not int or offset < 0:
             raise ValueError("invalid fields of a NumPy dtype")
@@ -272,7 +315,7 @@ def _numpy_record(names: Any, fields: Any, itemsize: Any, *, aligned: bool) -> A
         if part.hasobject:
             raise ValueError("a NumPy dtype with object fields")
     size = max((offset + part.itemsize for part, offset, *_ in parts), default=0)
-    if type(itemsize) is not int or itemsize < size:
+    if itemsize < size:
         raise ValueError("invalid size of a NumPy dtype")
     about: dict[str, Any] = {
         "names": list(names),
@@ -289,8 +332,10 @@ def _numpy_record(names: Any, fields: Any, itemsize: Any, *, aligned: bool) -> A
 def _numpy_array(arguments: tuple[Any, ...], state: Any) -> np.ndarray[Any, Any]:
     if arguments[0] is not np.ndarray:
         raise ValueError("a subclass of numpy.ndarray")
-    version, shape, dtype, fortran, content = state
+    version, shape, dtype, fortran, content = _tuple(state, 5, 5)
     _only(int, version)
+    if type(fortran) not in (bool, int):
+        raise TypeError(f"expected the order of an array, got {type(fortran).__name__}")
     if version != _NUMPY_ARRAY_VERSION:
         raise ValueError(f"a NumPy array of unknown version {version}")
     return _array(content, dtype, shape, "F" if fortran else "C")
@@ -303,10 +348,10 @@ def _numpy_from_buffer(arguments: tuple[Any, ...], state: Any) -> np.ndarray[Any
 
 
 def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray[Any, Any]:
+    _only(str, order)
     if not isinstance(dtype, np.dtype) or order not in ("C", "F"):
         raise TypeError("an array without a dtype")
-    _only(tuple, shape)
-    _only(int, *shape)
+    _tuple(shape, 0, MAX_DIMENSIONS, int)
     if any(size < 0 for size in shape) or dtype.subdtype is not None:
         raise ValueError("invalid shape of an array")
     count = math.prod(shape)
@@ -359,6 +404,7 @@ def torch_enum(name: Name, arguments: tuple[Any, ...], state: Any) -> Any:
     members = vars(kind).get("__members__") if isinstance(kind, type) else None
     if members is not None and type(kind).__name__ == "pybind11_type":
         number = state if state is not None else arguments[0]
+        _only(int, number)
         return next((member for member in kind.__members__.values() if int(member) == number), None)
     return None
 
@@ -378,7 +424,7 @@ MAKERS: dict[Name, Maker] = {
     Name("builtins", "frozenset"): _set(frozenset),
     Name("builtins", "range"): _of_numbers(range, 3, (int,)),
     Name("builtins", "set"): _set(set),
-    Name("builtins", "slice"): _of_numbers(slice, 3, (int, type(None))),
+    Name("builtins", "slice"): _slice,
     Name("collections", "Counter"): _counter,
     Name("collections", "OrderedDict"): _ordered_dict,
     Name("collections", "defaultdict"): _default_dict,

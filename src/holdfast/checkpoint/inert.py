@@ -23,7 +23,15 @@ class DamagedPickleError(ValueError):
 
 
 class RefusedPickleError(DamagedPickleError):
-    """The pickle may well be intact, but is too deep, too large, or of an unsupported form."""
+    """The pickle may well be intact, but is too deep, too large, or of an unsupported form.
+
+    Attributes:
+        hint: what to do about it, if that is not to trust the checkpoint.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class Name(NamedTuple):

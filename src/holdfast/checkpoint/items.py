@@ -314,7 +314,7 @@ def decode_item(data: memoryview, *, check: bool, tensor: str, file: str) -> Dec
 
 def _refusal(error: RefusedNamesError | RefusedPickleError) -> Refusal:
     if not isinstance(error, RefusedNamesError):
-        return Refusal(reason=str(error))
+        return Refusal(reason=str(error), hint=error.hint)
     if all(name.startswith(("torch.nested.", "torch._dynamo.")) for name in error.names):  # allowing them does not help
         return Refusal(reason=NESTED_TENSOR)
     return Refusal(names=tuple(error.names))
@@ -371,8 +371,10 @@ class _Storages:
 
     def load(self, identity: Any) -> torch.storage.TypedStorage:
         """Return the storage that a persistent reference denotes."""
+        if type(identity) is not tuple or len(identity) != 5:
+            raise DamagedPickleError("a reference to something other than a storage")
         kind, storage_type, key, location, count = identity
-        if kind != "storage" or type(key) is not str or type(count) is not int or type(location) is not str:
+        if (*map(type, (kind, key, location, count)),) != (str, str, str, int) or kind != "storage":
             raise DamagedPickleError("a reference to something other than a storage")
         if key in self._made:
             return self._made[key]

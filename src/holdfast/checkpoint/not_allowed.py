@@ -23,6 +23,8 @@ class Refusal(NamedTuple):
     """The classes and functions it uses that are not allowed."""
     reason: str = ""
     """Why its form is not supported (too deeply nested, for example); empty where ``names`` is the reason."""
+    hint: str = ""
+    """What to do about it; empty where trusting the checkpoint is enough."""
 
     def __str__(self) -> str:
         return self.reason or ", ".join(self.names)
@@ -37,6 +39,7 @@ def refused(refusals: dict[str, Refusal], *, file: str) -> UnsafeCheckpointError
     """
     classes = sorted({name for refusal in refusals.values() for name in refusal.names})
     forms = [f"{key}: {refusal.reason}" for key, refusal in sorted(refusals.items()) if refusal.reason]
+    hints = sorted({refusal.hint or _TRUST for refusal in refusals.values() if refusal.reason})
     problems = []
     if classes:
         problems.append(f"use classes or functions that are not allowed: {', '.join(classes)}")
@@ -48,7 +51,7 @@ def refused(refusals: dict[str, Refusal], *, file: str) -> UnsafeCheckpointError
         tensor=", ".join(sorted(refusals)),
         file=file,
         names=classes,
-        hint=_hint(classes, forms),
+        hint=_hint(classes, hints),
         **({"reason": reason} if reason else {}),
     )
 
@@ -60,13 +63,16 @@ def _module(name: str) -> str:
     return next((known for known in (module, *reversed(parents)) if known in sys.modules), module)
 
 
-def _hint(classes: list[str], forms: list[str]) -> str:
+_TRUST = "pass trusted=True if you made this checkpoint yourself"
+
+
+def _hint(classes: list[str], hints: list[str]) -> str:
     if not _RUN_CODE.isdisjoint(name.partition(".")[0] for name in classes) or not _RUN_CODE.isdisjoint(classes):
         return "loading this would run code chosen by the checkpoint: do not load it unless you made it yourself"
-    if forms:
-        return "pass trusted=True if you made this checkpoint yourself"
+    if hints:
+        return "; ".join(hints)
     modules = sorted(set(map(_module, classes)) - {"builtins"})
     line = f"torch.serialization.add_safe_globals([{', '.join(name.removeprefix('builtins.') for name in classes)}])"
     if modules:
         line = f"import {', '.join(modules)}; {line}"
-    return f"if you trust them all: {line}; or pass trusted=True if you made this checkpoint yourself"
+    return f"if you trust them all: {line}; or {_TRUST}"

@@ -43,4 +43,4 @@ def every_refusal(
 
 
 def _refusal(error: UnsafeCheckpointError) -> Refusal:
-    return Refusal(tuple(error.names or ()), error.reason or "")
+    return Refusal(tuple(error.names or ()), error.reason or "", str(error.hint or "") if error.reason else "")

@@ -375,11 +375,21 @@ def _check_paths(planner_data: Any, metadata: Metadata) -> None:
     if not isinstance(planner_data, dict) or planner_data.keys().isdisjoint(metadata.state_dict_metadata):
         return
     stored = metadata.state_dict_metadata
-    ends = {name: ".".join(map(str, path)) for name, path in planner_data.items() if type(path) is tuple}
+    ends = {name: _joined(path) for name, path in planner_data.items() if type(path) is tuple}
     # Another planner may store something else, under names of its own or in place of all paths.
     lost = [name for name in planner_data if ends.get(name) != name and (name in stored or ends.get(name) in stored)]
     if lost and any(ends.get(name) == name for name in stored):
         raise ValueError(f"the planner's path to {lost[0]!r} leads elsewhere")
+
+
+def _joined(path: tuple[Any, ...]) -> str | None:
+    """Return the name that a path leads to; ``None`` unless it consists of keys, as a path does.
+
+    The text of anything else, such as a tuple of shared tuples, may take any time and memory.
+    """
+    if all(type(part) in (str, int, float, bool, type(None)) for part in path):
+        return ".".join(map(str, path))
+    return None
 
 
 def _check_places(file: str, used: list[tuple[int, int, str]]) -> None:

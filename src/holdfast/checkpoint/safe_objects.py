@@ -9,6 +9,7 @@ is anything made: by the makers in ``holdfast.checkpoint.allowed_types``, by tor
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -193,6 +194,7 @@ class _Builder:
             made = _user_object(self._user[str(name)], arguments, state, made=value.made)
         else:
             made = torch_enum(name, arguments, state)
+        _check_filled(value, made, allowed=str(name) in self._user)
         if isinstance(made, torch.Tensor) and made.dim() > MAX_DIMENSIONS:
             raise RefusedPickleError(f"a tensor with more than {MAX_DIMENSIONS} dimensions")
         for key, entry in value.items:
@@ -277,6 +279,17 @@ def _rebuilds_type(value: Inert) -> bool:
         and type(arguments[0]) is Name
         and arguments[0] in TENSOR_FUNCTIONS
     )
+
+
+def _check_filled(value: Inert, made: Any, *, allowed: bool) -> None:
+    """Raise if items would be set, or values appended, on something other than a dict, a list or a deque.
+
+    A slice of a ``bytearray`` and a box of a tensor take anything that can be iterated, however long it claims to be.
+    """
+    if (value.items and not (allowed or isinstance(made, dict))) or (
+        value.values and not (allowed or isinstance(made, (list, collections.deque)))
+    ):
+        raise RefusedPickleError(f"a {type(made).__name__} that would be filled like a dict or a list")
 
 
 def _user_object(kind: Any, arguments: tuple[Any, ...], state: Any, *, made: bool) -> Any:

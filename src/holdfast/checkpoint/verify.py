@@ -269,7 +269,7 @@ def _report(path: str, outcomes: list[_Outcome], manifest: bool, seconds: float)
         if outcome.unverified is not None and outcome.problem is None
     ]
     unsafe = [
-        Refused(outcome.item.fqn, outcome.item.file, *outcome.refusal)
+        Refused(outcome.item.fqn, outcome.item.file, outcome.refusal.names, outcome.refusal.reason)
         for outcome in outcomes
         if outcome.refusal is not None
     ]
