@@ -154,6 +154,27 @@ def test_a_background_save_stores_what_a_save_stores(tmp_path: Path) -> None:
     assert len(now) == 9
 
 
+def test_a_tensor_without_elements_in_an_object_is_saved_now_or_later(tmp_path: Path) -> None:
+    empty = torch.ones(3, device="meta")
+    for name, begin in (("now", checkpoint.save), ("later", checkpoint.async_save)):
+        pending = begin({"o": (empty, torch.nn.Parameter(empty))}, tmp_path / name, step=1)
+        if isinstance(pending, checkpoint.PendingSave):
+            pending.result()
+        state: dict[str, Any] = {"o": None}
+        checkpoint.load(state, tmp_path / name)
+        assert [(value.device.type, value.shape) for value in state["o"]] == [("meta", (3,))] * 2
+
+
+def test_a_top_level_tensor_without_elements_fails_the_save_now_or_later(tmp_path: Path) -> None:
+    state = {"w": torch.ones(3, device="meta")}
+    with pytest.raises(CheckpointWriteError, match="meta tensor"):
+        checkpoint.save(state, tmp_path / "c", step=1)
+    pending = checkpoint.async_save(state, tmp_path / "c", step=1)
+    with pytest.raises(CheckpointWriteError, match="meta tensor"):
+        pending.result()
+    assert names(tmp_path) == []
+
+
 def test_a_state_that_cannot_be_copied_is_a_save_that_failed(tmp_path: Path) -> None:
     with pytest.raises(CheckpointWriteError, match="lock"):
         checkpoint.async_save({"w": torch.ones(3), "lock": threading.Lock()}, tmp_path / "c", step=1)

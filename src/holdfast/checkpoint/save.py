@@ -304,7 +304,9 @@ def _copy(state: dict[str, Any]) -> dict[str, Any]:
     gather(state)
     stager = BlockingAsyncStager(cache_staged_state_dict=False, type_check=False)  # for sharded tensors
     copies = {
-        place: value.detach().to("cpu", copy=True)
+        place: value.detach()  # it has no elements to copy
+        if value.is_meta
+        else value.detach().to("cpu", copy=True)
         if type(value) in (torch.Tensor, torch.nn.Parameter)
         else stager.stage({"": value})[""]
         for place, value in tensors.items()
