@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
+from holdfast.checkpoint.agreement import Given, check_given, given_to
 from holdfast.checkpoint.budget import MemoryBudget
 from holdfast.checkpoint.collector import collector_paused
 from holdfast.checkpoint.engine import Engine
@@ -42,7 +43,7 @@ from holdfast.checkpoint.sequential import load_sequentially, read_whole
 from holdfast.checkpoint.sharing import NodeSharing, check_group
 from holdfast.checkpoint.transforms import default_registry, max_unfolded_bytes
 from holdfast.checkpoint.workers import default_workers
-from holdfast.errors import UnsafeCheckpointError, UnusableCheckpointError
+from holdfast.errors import ConfigError, UnsafeCheckpointError, UnusableCheckpointError
 
 __all__ = ["ParallelFileSystemReader"]
 
@@ -209,11 +210,21 @@ class ParallelFileSystemReader(FileSystemReader):
         self.use_collectives = kwargs.get("use_collectives", True)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Leave the plan as it is."""
-        return plan
+        """Add which group this rank shares with, which the coordinator compares."""
+        return replace(plan, storage_data=given_to(self._share_within))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """On the coordinator, find what no rank asks for, warn about it, and send it to every rank with its plan."""
+        """On the coordinator, find what no rank asks for, warn about it, and send it to every rank with its plan.
+
+        Raises:
+            ConfigError: the ranks disagree on ``share_within``; torch raises it on all of them.
+        """
+        given = [plan.storage_data for plan in plans if isinstance(plan.storage_data, Given)]
+        try:
+            check_given(given)
+        except ConfigError as error:
+            self.error = error
+            raise
         if self._metadata is None:
             return plans
         wanted = {item.storage_index.fqn for plan in plans for item in plan.items}

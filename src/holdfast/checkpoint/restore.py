@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 
+from holdfast.checkpoint.agreement import agree_on_sharing
 from holdfast.checkpoint.interrupts import interrupt_in
 from holdfast.checkpoint.load_planner import NamingPlanner, misfit
 from holdfast.checkpoint.reader import ParallelFileSystemReader
@@ -57,7 +58,7 @@ def load(
         CheckpointError: it cannot be loaded; the error of this rank, or otherwise of the first rank that failed. If the
             checkpoint is replaced meanwhile, a single process reads it again; several ranks all raise
             CheckpointReadError (``replaced``), and may call again.
-        ConfigError: the state is not a dict, or an option is invalid.
+        ConfigError: the state is not a dict, or an option is invalid, or the ranks disagree on ``share_within``.
     """
     alone = not (dist.is_available() and dist.is_initialized())
 
@@ -77,6 +78,8 @@ def _load(
     alone: bool,
 ) -> LoadReport:
     sharing = options.get("share_within")
+    if not alone:
+        agree_on_sharing(sharing, process_group)
     if isinstance(sharing, dist.ProcessGroup) and process_group is None and sharing.size() == dist.get_world_size():
         process_group = sharing  # where torch collects errors: a rank that stalls costs one timeout, not two
     group = None if alone else (process_group or dist.group.WORLD)
