@@ -575,7 +575,7 @@ def test_a_path_that_is_not_text_is_refused(path: Any) -> None:
         lambda: checkpoint.summarise_checkpoint(path),
     ]
     for use in uses:
-        with pytest.raises(ConfigError, match="expected a path"):
+        with pytest.raises(ConfigError, match="the path must be a str or a Path"):
             use()
 
 
