@@ -98,6 +98,12 @@ class LanceSource(LazySource[_Opened]):
         wanted, back = np.unique(rows, return_inverse=True)
         with self._told("read the rows", SourceFormatError):
             table = opened.dataset.take(wanted.tolist(), columns=opened.columns).combine_chunks()
+        if table.num_rows != len(wanted):
+            raise SourceFormatError(
+                f"Lance returned {table.num_rows} of {len(wanted)} rows",
+                file=self._folder,
+                hint="before 0.22 it loses rows of datasets from which others were deleted: pip install -U pylance",
+            )
         columns = self._decode(opened, table.take(back) if len(rows) else table)
         opened.taken.rows += len(rows)
         opened.taken.size += _size_of(columns)
