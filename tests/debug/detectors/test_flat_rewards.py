@@ -277,3 +277,6 @@ def test_a_noisy_reward_that_rose_and_whose_last_block_alone_is_low_has_not_give
     assert rule.rises(reward(low))
     assert not rule.given_back(reward(low))
     assert rule.given_back(reward(lost))
+    came_back = ROSE.copy()
+    came_back[-60:-25] -= 300.0
+    assert not rule.given_back(reward(came_back))

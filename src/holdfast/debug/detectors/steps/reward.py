@@ -71,7 +71,8 @@ class RewardRule:
     given_back_share: float = 0.3
     """Maximum fraction of its gain that a reward may lose at the end and still show that the agent improved …"""
     given_back_blocks: int = 2
-    """… where the end is the mean of this many blocks: a single one may be low by chance."""
+    """… where the end is the mean of this many blocks, since a single one may be low by chance, or the last if that is
+    higher: the reward came back."""
     fall_share: float = 0.9
     """Minimum fraction of pairs of a best and a late reward in which the late one is lower, for a fall."""
     fall_points: int = 300
@@ -218,7 +219,7 @@ class RewardRule:
             return False
         levels = np.array([float(part.mean()) for part in np.array_split(values, blocks)])
         best, wander = float(levels.max()), float(np.median(np.abs(np.diff(levels))))
-        fell = best - float(levels[-self.given_back_blocks :].mean())
+        fell = best - max(float(levels[-1]), float(levels[-self.given_back_blocks :].mean()))
         return fell >= self.given_back_share * (best - float(levels[0])) and fell >= self.wandering * wander > 0.0
 
     def stands(self, signal: Signal) -> bool:
