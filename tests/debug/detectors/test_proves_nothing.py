@@ -143,6 +143,20 @@ def test_a_discriminator_that_wins_for_good_proves_nothing() -> None:
     )
 
 
+@pytest.mark.parametrize(("distance", "expected"), [(0.01, Verdict.UNKNOWN), (0.2, Verdict.HEALTHY)])
+def test_a_discriminator_that_guesses_proves_nothing(distance: float, expected: Verdict) -> None:
+    early = np.append(np.linspace(0.6, 0.0, 40), np.zeros(360))
+    judge = signal("d_loss", 2 * np.log(2) * (1 - distance) + early + 0.004 * NOISE[:400], kind="loss")
+    forger = signal("g_loss", np.log(2) + 0.5 * early + 0.004 * NOISE[400:800], kind="loss")
+    assert verdict(judge, forger) is expected
+
+
+@pytest.mark.parametrize(("best", "expected"), [(0.002, Verdict.UNKNOWN), (0.05, Verdict.HEALTHY)])
+def test_a_score_that_climbs_to_next_to_nothing_in_a_long_run_proves_nothing(best: float, expected: Verdict) -> None:
+    climbs = metric("val_map50", np.linspace(0.0, best, 50) ** 2 / best)
+    assert verdict(EPOCHS, climbs) is expected
+
+
 def frozen(count: int, *, noise: float = 0.05, level: float = 1.9) -> Signal:
     values = falling_loss(600, start=2.5, end=level, noise=noise)
     values[600 - count :] = values[600 - count]

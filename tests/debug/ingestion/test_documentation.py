@@ -31,6 +31,7 @@ def test_examples_in_docstrings_hold(name: str) -> None:
 def test_examples_on_the_page_about_debugging_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("opentelemetry")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "page"}
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "debug.md").read_text(), re.DOTALL):

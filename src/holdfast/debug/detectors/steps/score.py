@@ -72,6 +72,10 @@ class ScoreRule:
     """A discriminator whose loss falls below this fraction of its start is winning …"""
     losing: float = 3.0
     """… if the generator's is then this many times its first value."""
+    guessing: float = 0.05
+    """A discriminator guesses if its loss and the generator's are within this fraction of ln 2, or of twice that, …"""
+    guessing_share: float = 0.9
+    """… at this fraction of the points in their last two thirds."""
     guess_points: int = 5
     """Minimum number of evaluations in which a held-out accuracy is exactly 1/n for it to be a guess among n …"""
     guess_digits: float = 1e-3
@@ -200,6 +204,9 @@ class ScoreRule:
         enough = [signal for signal in scores if count_of(signal) >= self.worthless_points]
         if enough and not any(self._is_worth(signal) for signal in scores):
             return f"every score stays near zero ({scores[0].name})"
+        unsigned = [signal for signal in enough if not _SIGNED.search(signal.name) and self._is_long(signal)]
+        if unsigned and len(unsigned) == len(scores) and not any(self._is_worth(s, climbing=False) for s in scores):
+            return f"after a long run every score is still near zero ({scores[0].name})"
         return (
             self._constant_answer(signals)
             or self._nothing_to_lose(signals)
@@ -244,7 +251,7 @@ class ScoreRule:
         return f"nothing held out improved in {count_of(long[0])} evaluations ({long[0].name})"
 
     def _lost_game(self, signals: Sequence[Signal]) -> str | None:
-        """Return a claim that a discriminator won for good: the generator has nothing to learn from."""
+        """Return a claim that a discriminator won for good, or guesses: the generator then learns nothing."""
         losses = [s for s in of_kind(signals, "loss") if count_of(s) >= self.evaluations]
         judges = [s for s in losses if _JUDGE.search(s.name)]
         forgers = [s for s in losses if _FORGER.search(s.name)]
@@ -256,7 +263,19 @@ class ScoreRule:
         names = f"({judges[0].name}, {forgers[0].name})"
         if won:
             return f"the discriminator wins for good {names}"
+        if any(map(self._is_guessing, judges)) and any(map(self._is_guessing, forgers)):
+            return f"the discriminator guesses, and so the generator learns nothing from it {names}"
         return f"the discriminator is winning: the generator's loss is {grown:.2g} times {names}" if winning else None
+
+    def _is_guessing(self, signal: Signal) -> bool:
+        """Return whether a loss of two players lies at the cost of guessing in the last two thirds of its points."""
+        values = signal.values[np.isfinite(signal.values)]
+        late = values[len(values) // 3 :]
+        # The discriminator's loss is logged as the sum over real and made samples, or as their mean.
+        return any(
+            float(np.quantile(np.abs(late - cost), self.guessing_share)) <= self.guessing * cost
+            for cost in (np.log(2), 2 * np.log(2))
+        )
 
     def _scores(self, signals: Sequence[Signal], *names: re.Pattern[str]) -> list[Signal]:
         """Return the scores of the whole task, by their names; only the held-out ones if there are any."""
@@ -275,12 +294,14 @@ class ScoreRule:
         enough = count_of(signal) >= (self.worthless_points if spans else self.worthless_epochs)
         return enough and self.select.began(signal.steps)
 
-    def _is_worth(self, signal: Signal) -> bool:
+    def _is_worth(self, signal: Signal, *, climbing: bool = True) -> bool:
+        """Return whether a score was ever above nothing, or climbs and may yet be."""
         values = signal.values[np.isfinite(signal.values)]
         if _ERRORS.search(signal.name):
             values = 1.0 - self.select.as_share(values)
             return float(values.max()) > self.worthless
-        return float(values.max()) > self.worthless or (self._climbs(values) and self.progress.beats_chance(signal))
+        climbs = climbing and self._climbs(values) and self.progress.beats_chance(signal)
+        return float(values.max()) > self.worthless or climbs
 
     def _is_good(self, signal: Signal) -> bool:
         """Return whether a held-out score leaves little to gain."""
