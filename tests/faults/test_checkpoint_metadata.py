@@ -229,6 +229,20 @@ def test_a_pickle_that_no_pickler_writes_is_refused(data: bytes) -> None:
         read_pickle(data)
 
 
+def test_a_list_of_empty_parts_shared_by_many_tensors_is_refused_before_it_is_walked_for_each(tmp_path: Path) -> None:
+    state = {f"empty.{number}": torch.zeros(0) for number in range(100)}
+    save(state, tmp_path)
+    metadata = FileSystemReader(tmp_path).read_metadata()
+    (part,) = metadata.state_dict_metadata["empty.0"].chunks
+    shared = [part] * 20_000
+    for entry in metadata.state_dict_metadata.values():
+        entry.chunks = shared
+    data = pickle.dumps(metadata)
+    assert len(data) < 100_000
+    with pytest.raises(UnusableCheckpointError, match="far more parts than there are places"):
+        load_metadata(data, file=".metadata", trusted=False)
+
+
 def test_two_places_under_one_name_are_refused(folder: Path) -> None:
     """A dict cannot hold both, but its pickle can: the last one would count, and nobody would miss the first."""
     metadata = FileSystemReader(folder).read_metadata()

@@ -40,6 +40,11 @@ _HINT_DAMAGED = "restore the file from a copy, or load an older checkpoint"
 MAX_DIMENSIONS = 64
 """Maximum number of dimensions of a tensor; torch's own limit."""
 MIN_CONTAINER_BYTES = 4
+MAX_PARTS_PER_PLACE = 128
+"""Maximum number of parts of all tensors per place: empty parts at one offset, such as those of ranks that got no row,
+may have one place together …"""
+MIN_PARTS = 1024
+"""… and this many parts more."""
 """Minimum number of metadata bytes per container: names and locations take ten or more."""
 MAX_NUMBER = 1 << 62
 """Exclusive upper bound of sizes, offsets and lengths."""
@@ -104,6 +109,7 @@ def _metadata(tree: Any) -> Metadata:
         if index in storage:
             raise ValueError(f"{index.fqn} has two places")
         storage[index] = _place(value)
+    sizes.parts_left = MIN_PARTS + MAX_PARTS_PER_PLACE * len(storage)
     meta = state.get("storage_meta")
     version = state.get("version")
     metadata = Metadata(
@@ -192,8 +198,16 @@ class _Sizes:
 
     def __init__(self) -> None:
         self._known: dict[int, torch.Size] = {}
+        self.parts_left = 0
+        """How many more parts all tensors may have: tensors may share a list of them, which is walked for each."""
         self.tensors: dict[int, TensorStorageMetadata] = {}
         """Tensors by their description, which tensors of one shape may share."""
+
+    def take_parts(self, count: int) -> None:
+        """Count the parts of a tensor; raise if there are far more than places."""
+        self.parts_left -= count
+        if self.parts_left < 0:
+            raise ValueError("its tensors have far more parts than there are places")
 
     def __call__(self, value: Any) -> torch.Size:
         known = self._known.get(id(value))
@@ -212,6 +226,7 @@ def _stored(value: Any, sizes: _Sizes) -> TensorStorageMetadata | BytesStorageMe
         return BytesStorageMetadata()
     known = sizes.tensors.get(id(value))
     if known is not None:
+        sizes.take_parts(len(known.chunks))
         own = object.__new__(TensorProperties)  # a copy, so that a planner's change does not affect another tensor
         own.__dict__.update(known.properties.__dict__)
         return TensorStorageMetadata(own, known.size, list(known.chunks))
@@ -219,6 +234,7 @@ def _stored(value: Any, sizes: _Sizes) -> TensorStorageMetadata | BytesStorageMe
     chunks = fields["chunks"]
     if type(chunks) is not list:
         raise ValueError("the parts of a tensor are not a list")
+    sizes.take_parts(len(chunks))
     made = sizes.tensors[id(value)] = TensorStorageMetadata(
         properties=_properties(fields["properties"]),
         size=sizes(fields["size"]),
