@@ -1,7 +1,7 @@
 """Lance datasets, read with the ``lance`` library: ``pip install 'holdfast[lance]'``.
 
 The library scans a dataset several times as fast as it takes single rows. A dataset that fits into ``cache_bytes`` is
-therefore scanned into memory as soon as so many of its rows were taken that scanning would have been cheaper.
+therefore scanned into memory once enough of its rows were taken that a scan would have been cheaper.
 """
 
 from __future__ import annotations
